@@ -1,0 +1,28 @@
+//! Where bytes finally are: an owner and an address in that owner's space.
+
+/// One memory space that the daemon can reach: the address space of one client process, one shared object that is mapped,
+/// one queue's ring, one guest's memory. Given out by whoever fills the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemId(pub u32);
+
+/// Who owns the memory behind a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Owner {
+    /// Host memory of a tenant.
+    Host(MemId),
+}
+
+/// A contiguous piece of memory at its final address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Whose memory.
+    pub owner: Owner,
+    /// First byte, in the owner's address space.
+    pub addr: u64,
+    /// Number of bytes; `addr + len` does not wrap.
+    pub len: u64,
+}
+
+/// A protection domain: regions and queue pairs work together only within one (IBA 10.2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PdId(pub u32);

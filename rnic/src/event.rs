@@ -1,0 +1,63 @@
+//! What comes out of the core besides completions.
+
+use crate::work::{CqId, DeviceId};
+use core::net::IpAddr;
+use roce::{Mtu, Qpn};
+
+/// Asynchronous events, as `ibv_get_async_event(3)` knows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// A completion queue overran; its queue pairs are in error.
+    CqError(CqId),
+    /// A queue pair went to the error state for a reason that no completion tells.
+    QpFatal(Qpn),
+    /// The peer sent an invalid request; the queue pair is in error.
+    QpRequestError(Qpn),
+    /// The peer violated access rights; the queue pair is in error.
+    QpAccessError(Qpn),
+    /// The first packet arrived on a queue pair that is still in RTR.
+    CommunicationEstablished(Qpn),
+    /// The send queue is drained (SQD).
+    SqDrained(Qpn),
+    /// The port works again.
+    PortActive(DeviceId, Mtu),
+    /// The port stopped working.
+    PortError(DeviceId),
+}
+
+/// A burst of packets for one peer, ready for segmentation offload: `len` bytes of the buffer hold UDP payloads (BTH to
+/// ICRC), each `segment_len` bytes long, the last one possibly shorter. The ICRC of the n-th packet over IPv4 assumes
+/// identification n (0 first) and the don't-fragment flag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Sending device.
+    pub device: DeviceId,
+    /// Our address.
+    pub src: IpAddr,
+    /// The peer's address; the destination port is 4791.
+    pub dst: IpAddr,
+    /// UDP source port: entropy for ECMP, stable per queue pair, within 0xC000 to 0xFFFF.
+    pub src_port: u16,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// IPv6 flow label.
+    pub flow_label: u32,
+    /// Bytes used of the buffer.
+    pub len: usize,
+    /// Bytes per packet.
+    pub segment_len: usize,
+}
+
+/// One step of work that `Rnic::poll_transmit` did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Packets lie in the buffer and are to be sent.
+    Packets(Transmit),
+    /// Bytes were copied between two local queue pairs, or a request without bytes was executed.
+    Copied {
+        /// How many.
+        bytes: u64,
+    },
+}

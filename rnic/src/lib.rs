@@ -1,0 +1,23 @@
+//! The software RNIC of one host as one value: many virtual devices, their PDs, regions, CQs and QPs, one schedule.
+//!
+//! Sans-IO: work requests, packets, control calls and `now` go in; packets, completions, asynchronous events and the next
+//! deadline come out. Never: sockets, clocks, threads, files. Memory is reached only through the caller's [`Dma`].
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod attr;
+mod dma;
+mod error;
+mod event;
+mod work;
+
+pub use attr::{AddressVector, DeviceInit, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
+pub use dma::{AtomicOp, Dma, DmaError, Piece};
+pub use error::{ControlError, PostError};
+pub use event::{AsyncEvent, Transmit, Work};
+pub use work::{
+    Completion, CompletionFlags, CqId, DeviceId, LocalBuffer, Opcode, PdId, RecvRequest, SendFlags, SendOp, SendRequest, Status,
+};

@@ -1,0 +1,21 @@
+//! RoCEv2 bytes, and the vocabulary that every other crate speaks.
+//!
+//! Owns: identifiers ([`Qpn`], [`Lkey`], [`Rkey`], [`Gid`]), packet sequence numbers ([`Psn`]), time as plain data
+//! ([`Instant`]), path MTUs ([`Mtu`]) and, in [`wire`], parsing and emitting of packets with their invariant CRC.
+//! Never: queue-pair state, sockets, clocks.
+//!
+//! Sources: InfiniBand Architecture Specification volume 1, chapters 9 (transport) and 5 (packet format); its annex A17
+//! (RoCEv2).
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+mod id;
+mod mtu;
+mod psn;
+mod time;
+
+pub use id::{Gid, Lkey, Qpn, Rkey};
+pub use mtu::Mtu;
+pub use psn::Psn;
+pub use time::Instant;

@@ -1,0 +1,297 @@
+//! Control calls between the verbs library and the daemon.
+//!
+//! One [`Request`] per datagram, answered by one `Result<Reply, Refusal>`, both in postcard encoding, in order. The
+//! descriptors that a message carries are named in its documentation, in the order in which they are attached. Handles are
+//! per connection: a client can name only what it made itself, and everything it made ends with the connection.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of this protocol; the two sides must agree exactly.
+pub const ABI_VERSION: u32 = 1;
+/// Longest control message in bytes, either way. A longer one ends the connection.
+pub const MAX_MESSAGE: usize = 16 * 1024;
+/// Most descriptors in one message.
+pub const MAX_FDS: usize = 16;
+/// Most [`SharedRange`]s (and so descriptors) in one registration.
+pub const MAX_SHARED_RANGES: usize = 8;
+
+/// A handle of the client's connection.
+pub type Handle = u32;
+
+/// What the client asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// First message. Descriptors: optionally the client's `/proc/self/mem`, opened for reading and writing, which lets the
+    /// daemon reach the client's memory where `process_vm_readv` is not permitted. Answer: [`Reply::Device`].
+    Hello {
+        /// [`ABI_VERSION`].
+        abi: u32,
+        /// Name of the program, for people; cut to 64 bytes.
+        program: String,
+    },
+    /// Present state of the port. Answer: [`Reply::Port`].
+    QueryPort,
+    /// New protection domain. Answer: [`Reply::Handle`].
+    AllocPd,
+    /// Ends a protection domain. Answer: [`Reply::Done`].
+    DeallocPd {
+        /// The domain.
+        pd: Handle,
+    },
+    /// Registers memory. Descriptors: one per shared range, in order. Answer: [`Reply::Region`].
+    RegMr {
+        /// The domain.
+        pd: Handle,
+        /// First byte in the client's address space.
+        addr: u64,
+        /// Number of bytes.
+        length: u64,
+        /// Address by which peers and work requests name the first byte.
+        iova: u64,
+        /// `enum ibv_access_flags`, without the optional bits 20 to 29.
+        access: u32,
+        /// Parts of the range that are shared objects of which the client has a descriptor.
+        shared: Vec<SharedRange>,
+    },
+    /// Ends a registration. Answer: [`Reply::Done`].
+    DeregMr {
+        /// The region.
+        mr: Handle,
+    },
+    /// New completion channel. Answer: [`Reply::Channel`].
+    CreateChannel,
+    /// Ends a channel. Answer: [`Reply::Done`].
+    DestroyChannel {
+        /// The channel.
+        channel: Handle,
+    },
+    /// New completion queue. Answer: [`Reply::Cq`].
+    CreateCq {
+        /// Completions that fit, 1 or more; rounded up to a power of two.
+        depth: u32,
+        /// Where events go.
+        channel: Option<Handle>,
+        /// The client's own value, sent in events.
+        cookie: u64,
+    },
+    /// Ends a completion queue. Answer: [`Reply::Done`].
+    DestroyCq {
+        /// The queue.
+        cq: Handle,
+    },
+    /// New queue pair. Answer: [`Reply::Qp`].
+    CreateQp {
+        /// The domain.
+        pd: Handle,
+        /// `enum ibv_qp_type`.
+        qp_type: u32,
+        /// Where send completions go.
+        send_cq: Handle,
+        /// Where receive completions go.
+        recv_cq: Handle,
+        /// Sizes wanted.
+        caps: QpCaps,
+        /// Every send request gives a completion.
+        all_signaled: bool,
+        /// The client's own value, sent in asynchronous events.
+        cookie: u64,
+    },
+    /// Changes attributes and state. Answer: [`Reply::Done`].
+    ModifyQp {
+        /// The queue pair.
+        qp: Handle,
+        /// `enum ibv_qp_attr_mask`.
+        mask: u32,
+        /// Attributes named by `mask`; the rest is ignored.
+        attr: QpAttr,
+    },
+    /// Reads all attributes. Answer: [`Reply::QpAttr`].
+    QueryQp {
+        /// The queue pair.
+        qp: Handle,
+    },
+    /// Ends a queue pair; when the answer comes, no further completion of it will be written. Answer: [`Reply::Done`].
+    DestroyQp {
+        /// The queue pair.
+        qp: Handle,
+    },
+    /// Makes the connection's staging buffer, which is [`crate::layout::STAGING_BYTES`] long; once per connection.
+    /// Answer: [`Reply::Staging`].
+    CreateStaging,
+}
+
+/// What the daemon answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// A new object.
+    Handle(Handle),
+    /// The device. Descriptors: the context page ([`crate::layout::ContextPage`], a memfd), the doorbell eventfd (written by
+    /// the client), the read end of the asynchronous event pipe (records of [`AsyncRecord`]).
+    Device(DeviceInfo),
+    /// The port.
+    Port(PortInfo),
+    /// A region.
+    Region {
+        /// For [`Request::DeregMr`].
+        mr: Handle,
+        /// Local key.
+        lkey: u32,
+        /// Remote key.
+        rkey: u32,
+        /// Whether the daemon has mapped all of the memory; if not, it copies through the kernel and staging pays.
+        mapped: bool,
+    },
+    /// A channel. Descriptors: the read end of its event pipe, each event being the CQ's cookie (8 bytes, native order).
+    Channel(Handle),
+    /// A completion queue. Descriptors: its memory (a memfd laid out as [`crate::layout::CqLayout`]).
+    Cq {
+        /// The queue.
+        cq: Handle,
+        /// Entries, a power of two.
+        depth: u32,
+    },
+    /// A queue pair. Descriptors: its memory (a memfd laid out as [`crate::layout::QpLayout`] for `caps`).
+    Qp {
+        /// The queue pair.
+        qp: Handle,
+        /// Its number.
+        qpn: u32,
+        /// Its slot in the doorbell page.
+        doorbell: u32,
+        /// Sizes granted, at least those wanted.
+        caps: QpCaps,
+    },
+    /// Attributes.
+    QpAttr(QpAttr),
+    /// The staging buffer. Descriptors: its memory (a memfd).
+    Staging,
+}
+
+/// Why a call was refused.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// The error number for the verbs caller.
+    pub errno: i32,
+    /// What failed, with values, and what to do next.
+    pub message: String,
+}
+
+/// A part of a registration that is a shared object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedRange {
+    /// First byte in the client's address space.
+    pub addr: u64,
+    /// Number of bytes.
+    pub length: u64,
+    /// Offset of the first byte in the object.
+    pub offset: u64,
+}
+
+/// What `ibv_query_device` and `ibv_query_gid` tell. All limits are real.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInfo {
+    /// Device name, as in `vrdma dev add`.
+    pub name: String,
+    /// Version of the daemon.
+    pub fw_version: String,
+    /// Node GUID, EUI-64, host order.
+    pub guid: u64,
+    /// Longest region in bytes.
+    pub max_mr_size: u64,
+    /// Queue pairs per connection.
+    pub max_qp: u32,
+    /// Requests per queue.
+    pub max_qp_wr: u32,
+    /// Buffers per request.
+    pub max_sge: u32,
+    /// Inline bytes per request.
+    pub max_inline_data: u32,
+    /// Completion queues per connection.
+    pub max_cq: u32,
+    /// Completions per queue.
+    pub max_cqe: u32,
+    /// Regions per connection.
+    pub max_mr: u32,
+    /// Protection domains per connection.
+    pub max_pd: u32,
+    /// READs and atomics per queue pair, each way.
+    pub max_qp_rd_atomic: u32,
+    /// Longest message in bytes.
+    pub max_msg_size: u32,
+    /// GID table; index 0 first.
+    pub gids: Vec<[u8; 16]>,
+    /// The port at this moment.
+    pub port: PortInfo,
+}
+
+/// What `ibv_query_port` tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortInfo {
+    /// `enum ibv_port_state`: 1 down, 4 active.
+    pub state: u32,
+    /// `enum ibv_mtu` of the path.
+    pub active_mtu: u32,
+}
+
+/// Queue sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct QpCaps {
+    /// Send requests.
+    pub max_send_wr: u32,
+    /// Receive requests.
+    pub max_recv_wr: u32,
+    /// Buffers per send request.
+    pub max_send_sge: u32,
+    /// Buffers per receive request.
+    pub max_recv_sge: u32,
+    /// Inline bytes per send request.
+    pub max_inline_data: u32,
+}
+
+/// Attributes as in `struct ibv_qp_attr`; codes are those of verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct QpAttr {
+    pub qp_state: u32,
+    pub cur_qp_state: u32,
+    pub en_sqd_async_notify: bool,
+    pub access: u32,
+    pub pkey_index: u16,
+    pub port: u8,
+    pub qkey: u32,
+    pub path_mtu: u32,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub rq_psn: u32,
+    pub sq_psn: u32,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub min_rnr_timer: u8,
+    pub dest_qpn: u32,
+    pub sq_draining: bool,
+    pub caps: QpCaps,
+    pub ah_dgid: [u8; 16],
+    pub ah_sgid_index: u8,
+    pub ah_traffic_class: u8,
+    pub ah_hop_limit: u8,
+    pub ah_flow_label: u32,
+    pub ah_sl: u8,
+    pub ah_is_global: bool,
+    pub ah_port: u8,
+}
+
+/// One record of the asynchronous event pipe: 16 bytes, native order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct AsyncRecord {
+    /// `enum ibv_event_type`.
+    pub event: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Cookie of the queue pair or completion queue; the port number for port events.
+    pub cookie: u64,
+}
