@@ -295,3 +295,125 @@ pub struct AsyncRecord {
     /// Cookie of the queue pair or completion queue; the port number for port events.
     pub cookie: u64,
 }
+
+/// Why bytes are no message, or a message does not fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// Longer than [`MAX_MESSAGE`].
+    #[error("a control message of {0} bytes is longer than {MAX_MESSAGE}")]
+    TooLong(usize),
+    /// Bytes after the message.
+    #[error("{0} bytes follow the control message")]
+    TrailingBytes(usize),
+    /// More shared ranges than [`MAX_SHARED_RANGES`].
+    #[error("{0} shared ranges are more than {MAX_SHARED_RANGES}")]
+    TooManyRanges(usize),
+    /// Not the encoding of any message.
+    #[error("not a control message: {0}")]
+    Encoding(postcard::Error),
+}
+
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, CodecError> {
+    let bytes = postcard::to_stdvec(value).map_err(CodecError::Encoding)?;
+    if bytes.len() > MAX_MESSAGE { Err(CodecError::TooLong(bytes.len())) } else { Ok(bytes) }
+}
+
+fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, CodecError> {
+    if bytes.len() > MAX_MESSAGE {
+        return Err(CodecError::TooLong(bytes.len()));
+    }
+    match postcard::take_from_bytes(bytes).map_err(CodecError::Encoding)? {
+        (value, []) => Ok(value),
+        (_, rest) => Err(CodecError::TrailingBytes(rest.len())),
+    }
+}
+
+/// The bytes of a request.
+///
+/// # Errors
+/// [`CodecError::TooLong`].
+pub fn encode_request(request: &Request) -> Result<Vec<u8>, CodecError> {
+    encode(request)
+}
+
+/// A request from bytes of any origin.
+///
+/// # Errors
+/// [`CodecError`], whatever the bytes are; never a panic.
+pub fn decode_request(bytes: &[u8]) -> Result<Request, CodecError> {
+    let request = decode(bytes)?;
+    match &request {
+        Request::RegMr { shared, .. } if shared.len() > MAX_SHARED_RANGES => Err(CodecError::TooManyRanges(shared.len())),
+        _ => Ok(request),
+    }
+}
+
+/// The bytes of an answer.
+///
+/// # Errors
+/// [`CodecError::TooLong`].
+pub fn encode_answer(answer: &Result<Reply, Refusal>) -> Result<Vec<u8>, CodecError> {
+    encode(answer)
+}
+
+/// An answer from bytes of any origin.
+///
+/// # Errors
+/// [`CodecError`], whatever the bytes are; never a panic.
+pub fn decode_answer(bytes: &[u8]) -> Result<Result<Reply, Refusal>, CodecError> {
+    decode(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn registration(ranges: usize) -> Request {
+        let shared = vec![SharedRange { addr: 1, length: 2, offset: 3 }; ranges];
+        Request::RegMr { pd: 1, addr: u64::MAX, length: 5, iova: 6, access: 7, shared }
+    }
+
+    #[test]
+    fn messages_come_back() {
+        let hello = Request::Hello { abi: ABI_VERSION, program: "ib_write_bw".into() };
+        let modify = Request::ModifyQp { qp: 3, mask: 9, attr: QpAttr { ah_dgid: [5; 16], ..QpAttr::default() } };
+        for request in [hello, modify, registration(MAX_SHARED_RANGES), Request::CreateStaging] {
+            assert_eq!(decode_request(&encode_request(&request).unwrap()), Ok(request));
+        }
+        let refusal = Err(Refusal { errno: 12, message: "no room for a 5th queue pair".into() });
+        for answer in [Ok(Reply::Region { mr: 1, lkey: 2, rkey: 3, mapped: true }), refusal] {
+            assert_eq!(decode_answer(&encode_answer(&answer).unwrap()), Ok(answer));
+        }
+    }
+
+    #[test]
+    fn wrong_lengths_are_refused() {
+        let mut bytes = encode_request(&registration(1)).unwrap();
+        for len in 0..bytes.len() {
+            assert!(matches!(decode_request(&bytes[..len]), Err(CodecError::Encoding(_))), "cut to {len}");
+        }
+        bytes.push(0);
+        assert_eq!(decode_request(&bytes), Err(CodecError::TrailingBytes(1)));
+        assert_eq!(decode_request(&vec![0; MAX_MESSAGE + 1]), Err(CodecError::TooLong(MAX_MESSAGE + 1)));
+        let long = Request::Hello { abi: 1, program: "x".repeat(MAX_MESSAGE) };
+        assert!(matches!(encode_request(&long), Err(CodecError::TooLong(_))));
+    }
+
+    #[test]
+    fn too_many_ranges_are_refused() {
+        let bytes = encode_request(&registration(MAX_SHARED_RANGES + 1)).unwrap();
+        assert_eq!(decode_request(&bytes), Err(CodecError::TooManyRanges(MAX_SHARED_RANGES + 1)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_decode_or_fail(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode_answer(&bytes);
+            if let Ok(request) = decode_request(&bytes) {
+                // Integers may come in longer forms than ours, so only the meaning is compared.
+                prop_assert_eq!(decode_request(&encode_request(&request).unwrap()), Ok(request));
+            }
+        }
+    }
+}
