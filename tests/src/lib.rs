@@ -1,0 +1,30 @@
+//! What the tests of the whole product share: daemons in private directories, programs with time limits, network
+//! namespaces, and the table of perftest runs.
+//!
+//! Everything started here ends when its value is dropped, also when the test panics. Nothing here knows how the product
+//! works inside: it is driven by its command line, its HTTP API and its environment, as a user would.
+//!
+//! A test that lacks something on this machine (root, a Debian package) says so with [`skip`], which prints one line
+//! `SKIP test: reason` and counts it; `./test` installs what is missing and reports the count.
+
+mod built;
+mod daemon;
+pub mod matrix;
+mod netns;
+mod program;
+mod skip;
+
+pub use built::binary;
+pub use daemon::{Daemon, DaemonOptions};
+pub use netns::NetnsPair;
+pub use program::{Ended, Program};
+pub use skip::{missing_program, need_root, skip};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Tests of the whole product run one at a time in a test binary: each keeps two or three busy-polling processes running, and
+/// two tests at once on two cores would mostly measure the scheduler. Hold the guard for the length of the test.
+pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,203 @@
+//! The table of unmodified programs that must run between two devices, and how one row is run and judged.
+//!
+//! The rows are those that the first milestone promises: Debian's `ibv_rc_pingpong` and perftest with the options people use.
+//! They are short on purpose (few iterations): what is tested is that they run and end well, not how fast.
+
+use crate::{Daemon, Program};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+/// How long one program of a row may run. Rows take a second or two; the rest is for a loaded machine.
+const ROW_LIMIT: Duration = Duration::from_secs(60);
+/// How long a server may take until it listens.
+const LISTEN_LIMIT: Duration = Duration::from_secs(15);
+
+/// One row: the same program and options on both sides.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// The program.
+    pub program: &'static str,
+    /// Options of both sides, separated by blanks.
+    pub options: &'static str,
+    /// What the client must report.
+    pub report: Report,
+}
+
+/// What a client must print to have passed, beside ending with status 0.
+#[derive(Clone, Copy, Debug)]
+pub enum Report {
+    /// `ibv_rc_pingpong`: its two summary lines.
+    Pingpong,
+    /// perftest: this many lines of results, each of them with figures above zero.
+    Results {
+        /// Message sizes measured.
+        lines: usize,
+    },
+}
+
+/// Message sizes of perftest's `-a`: 2 B to 8 MiB.
+pub const ALL_SIZES: usize = 23;
+
+/// Makes one test function per row, each calling `$run(&Row)`.
+#[macro_export]
+macro_rules! test_each_row {
+    ($run:path) => {
+        $crate::test_each_row!(@rows $run,
+            rc_pingpong: "ibv_rc_pingpong", "-g 0 -n 200", Pingpong;
+            rc_pingpong_events: "ibv_rc_pingpong", "-g 0 -n 200 -e", Pingpong;
+            rc_pingpong_checked: "ibv_rc_pingpong", "-g 0 -n 200 -c", Pingpong;
+            write_bw_all_sizes: "ib_write_bw", "-a -n 40", Results { lines: $crate::matrix::ALL_SIZES };
+            read_bw_all_sizes: "ib_read_bw", "-a -n 40", Results { lines: $crate::matrix::ALL_SIZES };
+            send_bw_all_sizes: "ib_send_bw", "-a -n 40", Results { lines: $crate::matrix::ALL_SIZES };
+            atomic_bw_fetch_add: "ib_atomic_bw", "-A FETCH_AND_ADD -n 500", Results { lines: 1 };
+            atomic_bw_compare_swap: "ib_atomic_bw", "-A CMP_AND_SWAP -n 500", Results { lines: 1 };
+            write_lat: "ib_write_lat", "-n 300", Results { lines: 1 };
+            read_lat: "ib_read_lat", "-n 300", Results { lines: 1 };
+            send_lat: "ib_send_lat", "-n 300", Results { lines: 1 };
+            atomic_lat: "ib_atomic_lat", "-n 300", Results { lines: 1 };
+            write_bw_4_qps: "ib_write_bw", "-q 4 -n 100", Results { lines: 1 };
+            send_bw_4_qps: "ib_send_bw", "-q 4 -n 100", Results { lines: 1 };
+            write_bw_both_ways: "ib_write_bw", "-b -n 100", Results { lines: 1 };
+            read_bw_both_ways: "ib_read_bw", "-b -n 100", Results { lines: 1 };
+            send_bw_both_ways: "ib_send_bw", "-b -n 100", Results { lines: 1 };
+            write_bw_events: "ib_write_bw", "-e -n 100", Results { lines: 1 };
+            send_bw_events: "ib_send_bw", "-e -n 100", Results { lines: 1 };
+            send_lat_events: "ib_send_lat", "-e -n 100", Results { lines: 1 };
+            write_bw_post_list: "ib_write_bw", "-l 8 -n 200", Results { lines: 1 };
+            send_bw_post_list: "ib_send_bw", "-l 8 -n 200", Results { lines: 1 };
+            write_bw_inline: "ib_write_bw", "-I 64 -s 64 -n 500", Results { lines: 1 };
+            send_lat_inline: "ib_send_lat", "-I 64 -s 64 -n 300", Results { lines: 1 };
+        );
+    };
+    (@rows $run:path, $($name:ident: $program:literal, $options:literal, $report:ident $({ $($field:tt)* })?;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                $run(&$crate::matrix::Row {
+                    program: $program,
+                    options: $options,
+                    report: $crate::matrix::Report::$report $({ $($field)* })?,
+                });
+            }
+        )*
+    };
+}
+
+/// Where one side of a row runs.
+#[derive(Debug)]
+pub struct Side<'a> {
+    /// The daemon.
+    pub daemon: &'a mut Daemon,
+    /// The device.
+    pub device: &'a str,
+}
+
+/// Runs a row. Without a `client` side of its own, the client uses the device `client_device` of the server's daemon.
+/// `server_address` is where the client finds the server for the exchange of addresses over TCP.
+pub fn run(row: &Row, server: Side<'_>, client_device: &str, client: Option<&mut Daemon>, server_address: &str) {
+    let port = free_port().to_string();
+    let options: Vec<&str> = [row.program].into_iter().chain(row.options.split(' ')).chain(["-p", &port]).collect();
+    let mut server_program = server.daemon.run(server.device, &options);
+    wait_until_listening(&mut server_program, &port);
+    let words: Vec<&str> = options.iter().copied().chain([server_address]).collect();
+    let client_daemon = match client {
+        Some(daemon) => daemon,
+        None => server.daemon,
+    };
+    let mut client_program = client_daemon.run(client_device, &words);
+    let report = client_program.succeed(ROW_LIMIT);
+    server_program.succeed(ROW_LIMIT);
+    if let Err(complaint) = judge(row, &report) {
+        panic!("{} {}: {complaint}; output:\n{report}", row.program, row.options);
+    }
+}
+
+fn judge(row: &Row, report: &str) -> Result<(), String> {
+    match row.report {
+        Report::Pingpong => {
+            for text in ["bytes in", "iters in"] {
+                if !report.contains(text) {
+                    return Err(format!("{text:?} is missing"));
+                }
+            }
+        }
+        Report::Results { lines } => {
+            let results = result_lines(report);
+            if results.len() != lines {
+                return Err(format!("{} lines of results instead of {lines}", results.len()));
+            }
+            // Columns: bytes, iterations, peak or minimum, average or maximum, ...
+            if let Some(bad) = results.iter().find(|columns| columns.len() < 4 || columns[3] <= 0.0) {
+                return Err(format!("no figure in {bad:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The lines of results of a perftest report: those that consist of numbers only, below the line of column names.
+fn result_lines(report: &str) -> Vec<Vec<f64>> {
+    let numbers = |line: &str| line.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>().ok();
+    report.lines().skip_while(|line| !line.contains("#bytes")).filter_map(numbers).filter(|columns| columns.len() > 1).collect()
+}
+
+/// A TCP port that was free a moment ago. Good enough: one test runs at a time.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("it is bound").port()
+}
+
+/// Waits until a program, or a child of it, listens on a TCP port in its network namespace. What it prints is no help:
+/// output into a file is buffered.
+pub fn wait_until_listening(program: &mut Program, port: &str) {
+    let port: u16 = port.parse().expect("a port number");
+    let wanted = format!(":{port:04X}");
+    let deadline = Instant::now() + LISTEN_LIMIT;
+    loop {
+        let listening = ["tcp", "tcp6"].iter().any(|table| {
+            let table = std::fs::read_to_string(format!("/proc/{}/net/{table}", program.pid())).unwrap_or_default();
+            table.lines().skip(1).any(|line| {
+                let mut columns = line.split_whitespace().skip(1);
+                let local = columns.next().is_some_and(|local| local.ends_with(&wanted));
+                local && columns.nth(1) == Some(LISTEN_STATE)
+            })
+        });
+        if listening {
+            return;
+        }
+        if !program.is_running() {
+            panic!("the server ended before it listened:\n{}", program.output());
+        }
+        assert!(Instant::now() < deadline, "the server does not listen after {LISTEN_LIMIT:?}:\n{}", program.output());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// State column of a listening socket in `/proc/net/tcp`.
+const LISTEN_STATE: &str = "0A";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROW: Row = Row { program: "ib_write_bw", options: "", report: Report::Results { lines: 2 } };
+
+    #[test]
+    fn only_full_reports_pass() {
+        let head = "local address: LID 0000 QPN 0x0011\n #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]\n";
+        let good = format!("1 2 3 4\n{head} 2  40  1.5  1.4  0.7\n 4  40  3.0  2.9  0.7\n-----\n");
+        assert_eq!(judge(&ROW, &good), Ok(()));
+        assert!(judge(&ROW, &format!("{head} 2  40  1.5  1.4  0.7\n")).is_err());
+        assert!(judge(&ROW, &format!("{head} 2  40  1.5  1.4  0.7\n 4  40  0.0  0.0  0.0\n")).is_err());
+    }
+
+    #[test]
+    fn a_listening_port_is_seen() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let mut command = std::process::Command::new("sleep");
+        command.arg("5");
+        let mut sleeper = Program::start("sleep", &std::env::temp_dir(), command);
+        wait_until_listening(&mut sleeper, &port.to_string());
+    }
+}
