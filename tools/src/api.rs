@@ -1,0 +1,243 @@
+//! The control API as its client sees it: HTTP/1.1 with JSON bodies on the daemon's Unix socket.
+
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::net::UnixStream;
+
+use crate::place::Place;
+
+/// Longest answer that is read, in bytes: ten thousand devices with clients fit.
+const ANSWER_MAX: usize = 64 << 20;
+/// Time for one call. The daemon answers in well under a millisecond; a stopped one must not stop us too.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// Nothing answers.
+    #[error("no daemon answers at {} ({reason}): start one with `vrdma daemon`, or name its directory with --dir", socket.display())]
+    NoDaemon {
+        /// Where.
+        socket: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
+    /// The caller may not.
+    #[error("{} may not be opened by this user (permission denied): run as the user of the daemon, or as root", socket.display())]
+    NotPermitted {
+        /// Which socket.
+        socket: PathBuf,
+    },
+    /// The connection broke, timed out or carried something else than the protocol.
+    #[error("the daemon at {} gave no proper answer: {reason}", socket.display())]
+    Broken {
+        /// Where.
+        socket: PathBuf,
+        /// What went wrong.
+        reason: String,
+    },
+    /// The daemon said no, and why.
+    #[error("{message}")]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// The daemon's words.
+        message: String,
+    },
+}
+
+/// Settings of a new device.
+#[derive(Debug, Serialize)]
+pub struct DeviceSettings {
+    /// Addresses; GID index 0 first.
+    pub ips: Vec<IpAddr>,
+    /// Path MTU in payload bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// Mode of the socket, octal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// Owner of the socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Group of the socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<u32>,
+}
+
+/// A device, as far as tables show it. Absent members take their defaults: a daemon may be a little older or newer than us.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    /// Name.
+    pub name: String,
+    /// Node GUID.
+    pub guid: String,
+    /// Addresses.
+    pub ips: Vec<String>,
+    /// Socket that clients open.
+    pub socket: PathBuf,
+    /// Path MTU in payload bytes.
+    pub active_mtu: u32,
+    /// `ACTIVE` or `DOWN`.
+    pub state: String,
+    /// Way to other hosts, or why there is none.
+    pub wire: Option<Value>,
+    /// Programs that have the device open.
+    pub clients: Vec<DeviceClient>,
+    /// Counters by name.
+    pub counters: serde_json::Map<String, Value>,
+    /// What making it took in the daemon, in microseconds.
+    pub create_us: f64,
+    /// The whole object as the daemon sent it.
+    #[serde(skip)]
+    pub raw: Value,
+}
+
+/// A program that has a device open.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct DeviceClient {
+    /// Process.
+    pub pid: u64,
+    /// Name of the program.
+    pub program: String,
+    /// Queue pairs.
+    pub qps: u64,
+    /// Completion queues.
+    pub cqs: u64,
+    /// Memory regions.
+    pub mrs: u64,
+    /// Protection domains.
+    pub pds: u64,
+}
+
+/// Speaks to one daemon.
+#[derive(Debug)]
+pub struct Client {
+    socket: PathBuf,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Client {
+    /// A client; connects at each call.
+    pub fn new(place: Place) -> Result<Client> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
+        Ok(Client { socket: place.api_socket()?, runtime })
+    }
+
+    /// Makes a device.
+    pub fn add(&self, name: &str, settings: &DeviceSettings) -> Result<Device> {
+        device(self.call(Method::PUT, &device_path(name), Some(serde_json::to_vec(settings)?))?)
+    }
+
+    /// Removes a device.
+    pub fn delete(&self, name: &str) -> Result<(), ApiError> {
+        self.call(Method::DELETE, &device_path(name), None).map(|_| ())
+    }
+
+    /// One device.
+    pub fn device(&self, name: &str) -> Result<Device> {
+        device(self.call(Method::GET, &device_path(name), None)?)
+    }
+
+    /// All devices.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        match self.call(Method::GET, "/v1/devices", None)? {
+            Value::Array(devices) => devices.into_iter().map(device).collect(),
+            other => Err(self.broken(format!("a list of devices was expected, not {other}")).into()),
+        }
+    }
+
+    fn call(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Value, ApiError> {
+        let (status, bytes) = self
+            .runtime
+            .block_on(async { tokio::time::timeout(CALL_TIMEOUT, self.exchange(method, path, body)).await })
+            .unwrap_or_else(|_| Err(self.broken(format!("nothing came within {} s", CALL_TIMEOUT.as_secs()))))?;
+        if (200..300).contains(&status) {
+            if bytes.is_empty() {
+                return Ok(Value::Null);
+            }
+            return serde_json::from_slice(&bytes).map_err(|error| self.broken(format!("its JSON is wrong: {error}")));
+        }
+        let message = match serde_json::from_slice::<Value>(&bytes) {
+            Ok(Value::Object(mut object)) => match object.remove("error") {
+                Some(Value::String(message)) => message,
+                _ => format!("the daemon refused with HTTP status {status}"),
+            },
+            _ => format!("the daemon refused with HTTP status {status}: {}", String::from_utf8_lossy(&bytes).trim()),
+        };
+        Err(ApiError::Refused { status, message })
+    }
+
+    async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<(u16, Bytes), ApiError> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
+            ErrorKind::PermissionDenied => ApiError::NotPermitted { socket: self.socket.clone() },
+            ErrorKind::NotFound => self.no_daemon("there is no such socket"),
+            ErrorKind::ConnectionRefused => self.no_daemon("connection refused"),
+            _ => self.no_daemon(&error.to_string()),
+        })?;
+        let broken = |error: hyper::Error| self.broken(error.to_string());
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+        // The connection ends with the runtime's next use of it: dropping the sender closes it.
+        tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "vrdma")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body.unwrap_or_default())))
+            .map_err(|error| self.broken(error.to_string()))?;
+        let response = sender.send_request(request).await.map_err(broken)?;
+        let status = response.status().as_u16();
+        let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
+        Ok((status, body.map_err(|error| self.broken(error.to_string()))?.to_bytes()))
+    }
+
+    fn no_daemon(&self, reason: &str) -> ApiError {
+        ApiError::NoDaemon { socket: self.socket.clone(), reason: reason.to_owned() }
+    }
+
+    fn broken(&self, reason: String) -> ApiError {
+        ApiError::Broken { socket: self.socket.clone(), reason }
+    }
+}
+
+/// The name is encoded whole, so that no name can reach another resource.
+fn device_path(name: &str) -> String {
+    format!("/v1/devices/{}", utf8_percent_encode(name, NON_ALPHANUMERIC))
+}
+
+fn device(raw: Value) -> Result<Device> {
+    let mut device = Device::deserialize(&raw).context("the daemon described a device in an unknown way")?;
+    device.raw = raw;
+    Ok(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_one_path_segment() {
+        assert_eq!(device_path("../x?y#z"), "/v1/devices/%2E%2E%2Fx%3Fy%23z");
+    }
+
+    #[test]
+    fn devices_keep_what_they_do_not_know() {
+        let raw = serde_json::json!({"name": "a", "ips": ["192.0.2.1"], "later": 1});
+        let device = device(raw.clone()).unwrap();
+        assert_eq!((device.name.as_str(), device.ips.len(), device.raw), ("a", 1, raw));
+    }
+}

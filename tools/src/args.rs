@@ -1,0 +1,131 @@
+//! What the user typed, and nothing else: parsing here touches neither files nor sockets.
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// RDMA devices in software, for every container and virtual machine, on any Linux host.
+#[derive(Debug, Parser)]
+#[command(name = "vrdma", version, arg_required_else_help = true, max_term_width = 100)]
+#[command(after_help = "Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong.\n\
+    First steps: `vrdma demo`, then `vrdma daemon` and, beside it, `vrdma dev add a --ip 192.0.2.1`.")]
+pub struct Args {
+    /// Directory of the daemon's sockets [default: /run/vrdma for root, else $XDG_RUNTIME_DIR/vrdma]
+    #[arg(long, global = true, env = "VRDMA_DIR", value_name = "DIR", hide_env_values = true)]
+    pub dir: Option<PathBuf>,
+    /// Print JSON instead of tables
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make, remove and look at devices
+    #[command(subcommand)]
+    Dev(DevCommand),
+    /// Run a program that uses a device: its libibverbs calls go there
+    Run(RunOptions),
+}
+
+/// `vrdma dev …`.
+#[derive(Debug, Subcommand)]
+pub enum DevCommand {
+    /// Make a device; making it again with the same settings changes nothing
+    Add(AddOptions),
+    /// Remove a device; removing one that is not there changes nothing
+    #[command(visible_alias = "delete")]
+    Del {
+        /// Device
+        name: String,
+    },
+    /// All devices
+    #[command(visible_alias = "ls")]
+    List,
+    /// One device: addresses, port, clients, counters
+    Show {
+        /// Device
+        name: String,
+    },
+}
+
+/// `vrdma dev add …`.
+#[derive(Debug, clap::Args)]
+pub struct AddOptions {
+    /// Device name, as programs will see it
+    pub name: String,
+    /// Address of the device, its GID; repeat for several, the first is GID index 0
+    #[arg(long = "ip", value_name = "IP", required = true)]
+    pub ips: Vec<IpAddr>,
+    /// Path MTU in payload bytes [default: the largest that the interface of the first address allows]
+    #[arg(long, value_name = "BYTES", value_parser = parse_mtu)]
+    pub mtu: Option<u32>,
+    /// Who may open the device, as the mode of its socket
+    #[arg(long, value_name = "OCTAL", value_parser = parse_mode)]
+    pub mode: Option<String>,
+    /// Owner of the socket
+    #[arg(long)]
+    pub uid: Option<u32>,
+    /// Group of the socket
+    #[arg(long)]
+    pub gid: Option<u32>,
+}
+
+/// `vrdma run …`.
+#[derive(Debug, clap::Args)]
+pub struct RunOptions {
+    /// Device that the program gets; repeat for several
+    #[arg(long = "dev", value_name = "NAME", required = true)]
+    pub devices: Vec<String>,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub program: Vec<OsString>,
+}
+
+fn parse_mtu(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(mtu @ (256 | 512 | 1024 | 2048 | 4096)) => Ok(mtu),
+        _ => Err("a path MTU is 256, 512, 1024, 2048 or 4096".to_owned()),
+    }
+}
+
+fn parse_mode(text: &str) -> Result<String, String> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o777 => Ok(format!("{mode:04o}")),
+        _ => Err("a mode is an octal number of at most 0777, for example 0660".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn definition_is_sound() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn modes_are_octal_and_bounded() {
+        assert_eq!(parse_mode("660").unwrap(), "0660");
+        assert!(parse_mode("0888").is_err());
+        assert!(parse_mode("1000").is_err());
+        assert!(parse_mode("-1").is_err());
+    }
+
+    #[test]
+    fn what_follows_the_program_is_its_own() {
+        let args = Args::try_parse_from(["vrdma", "run", "--dev", "a", "--", "prog", "--json", "--dev", "b"]).unwrap();
+        let Command::Run(options) = args.command else { panic!("not run") };
+        assert!(!args.json);
+        assert_eq!(options.devices, ["a"]);
+        assert_eq!(options.program, ["prog", "--json", "--dev", "b"]);
+    }
+}

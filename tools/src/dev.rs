@@ -1,0 +1,156 @@
+//! `vrdma dev`: devices as tables.
+
+use std::fmt::Write;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use crate::api::{Client, Device, DeviceSettings};
+use crate::args::DevCommand;
+use crate::output::{print, print_json, table};
+
+/// Carries out one command and prints the outcome.
+pub fn carry_out(client: &Client, command: DevCommand, as_json: bool) -> Result<()> {
+    match command {
+        DevCommand::Add(options) => {
+            let settings =
+                DeviceSettings { ips: options.ips, mtu: options.mtu, mode: options.mode, uid: options.uid, gid: options.gid };
+            let device = client.add(&options.name, &settings)?;
+            if as_json { print_json(&device.raw) } else { print(added(&device)) }
+        }
+        DevCommand::Del { name } => {
+            client.delete(&name)?;
+            if as_json { print_json(&json!({ "name": name, "deleted": true })) } else { Ok(()) }
+        }
+        DevCommand::List => {
+            let devices = client.devices()?;
+            if as_json {
+                return print_json(&devices.iter().map(|device| &device.raw).collect::<Vec<_>>());
+            }
+            if devices.is_empty() {
+                return print("There are no devices: add one with `vrdma dev add NAME --ip IP`.\n");
+            }
+            print(list(&devices))
+        }
+        DevCommand::Show { name } => {
+            let device = client.device(&name)?;
+            if as_json { print_json(&device.raw) } else { print(show(&device)) }
+        }
+    }
+}
+
+fn added(device: &Device) -> String {
+    format!(
+        "{} is {} with {} ({:.0} µs in the daemon): use it with `vrdma run --dev {} -- PROGRAM`\n",
+        device.name,
+        device.state,
+        device.ips.join(" "),
+        device.create_us,
+        device.name
+    )
+}
+
+fn list(devices: &[Device]) -> String {
+    let rows = devices.iter().map(|device| {
+        let qps: u64 = device.clients.iter().map(|client| client.qps).sum();
+        [
+            device.name.clone(),
+            device.state.clone(),
+            device.active_mtu.to_string(),
+            device.clients.len().to_string(),
+            qps.to_string(),
+            wire(device),
+            device.ips.join(" "),
+        ]
+    });
+    table(["NAME", "STATE", "MTU", "CLIENTS", "QPS", "WIRE", "ADDRESSES"], rows, &[2, 3, 4])
+}
+
+fn show(device: &Device) -> String {
+    let mut text = String::new();
+    let mut line = |name: &str, value: &str| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{name:<12} {value}");
+    };
+    line("name", &device.name);
+    line("state", &device.state);
+    line("guid", &device.guid);
+    for (index, ip) in device.ips.iter().enumerate() {
+        line(&format!("gid {index}"), ip);
+    }
+    line("path mtu", &device.active_mtu.to_string());
+    line("wire", &wire(device));
+    line("socket", &device.socket.display().to_string());
+    line("made in", &format!("{:.0} µs", device.create_us));
+    text.push('\n');
+    if device.clients.is_empty() {
+        text.push_str("No program has it open.\n");
+    } else {
+        let rows = device.clients.iter().map(|client| {
+            let count = |n: u64| n.to_string();
+            let program = client.program.escape_debug().to_string();
+            [count(client.pid), program, count(client.qps), count(client.cqs), count(client.mrs), count(client.pds)]
+        });
+        text.push_str(&table(["PID", "PROGRAM", "QPS", "CQS", "MRS", "PDS"], rows, &[0, 2, 3, 4, 5]));
+    }
+    if !device.counters.is_empty() {
+        text.push('\n');
+        let rows = device.counters.iter().map(|(name, value)| [name.clone(), plain(value)]);
+        text.push_str(&table(["COUNTER", "VALUE"], rows, &[1]));
+    }
+    text
+}
+
+/// The interface, or why packets cannot leave the host.
+fn wire(device: &Device) -> String {
+    let Some(Value::Object(wire)) = &device.wire else { return "-".to_owned() };
+    match (wire.get("interface"), wire.get("reason")) {
+        (Some(Value::String(interface)), _) => interface.clone(),
+        (_, Some(Value::String(reason))) => format!("none ({reason})"),
+        _ => "-".to_owned(),
+    }
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Device {
+        serde_json::from_value(json!({
+            "name": "a", "guid": "0200:c0ff:fe00:0201", "ips": ["192.0.2.1", "2001:db8::1"], "socket": "/d/dev/a.sock",
+            "active_mtu": 4096, "state": "ACTIVE", "wire": {"interface": "eth0"}, "create_us": 41.7,
+            "clients": [{"pid": 7, "program": "ib_write_bw", "qps": 2, "cqs": 1, "mrs": 1, "pds": 1}],
+            "counters": {"rcvd_pkts": 12}
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn list_has_one_row_per_device() {
+        let text = list(&[sample()]);
+        assert_eq!(text.lines().count(), 2);
+        assert!(text.lines().nth(1).unwrap().starts_with("a     ACTIVE  4096"), "{text}");
+        assert!(text.ends_with("eth0  192.0.2.1 2001:db8::1\n"), "{text}");
+    }
+
+    #[test]
+    fn show_names_clients_counters_and_gids() {
+        let text = show(&sample());
+        for part in ["gid 1        2001:db8::1", "made in      42 µs", "ib_write_bw", "rcvd_pkts"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+
+    #[test]
+    fn a_device_without_wire_says_why() {
+        let device = Device { wire: Some(json!({"interface": null, "reason": "no interface has it"})), ..Device::default() };
+        assert_eq!(wire(&device), "none (no interface has it)");
+    }
+}

@@ -1,0 +1,54 @@
+//! `vrdma`: the one binary of the project.
+//!
+//! Owns: what the user typed, what it means, and what is printed. Never: any work of the daemon; apart from `daemon` itself
+//! everything goes through the daemon's control API, so that what the command line can do, any program can.
+//!
+//! Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong. A reader that closes our output early (`| head`)
+//! is no failure.
+
+mod api;
+mod args;
+mod dev;
+mod library;
+mod output;
+mod place;
+mod run;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+use crate::args::{Args, Command};
+use crate::place::Place;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    start_log();
+    match carry_out(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<output::ReaderGone>() => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vrdma: {}", output::sentence(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn carry_out(args: Args) -> Result<()> {
+    let place = || Place::find(args.dir.as_deref());
+    match args.command {
+        Command::Dev(command) => dev::carry_out(&api::Client::new(place()?)?, command, args.json),
+        Command::Run(options) => run::carry_out(&place()?, options),
+    }
+}
+
+/// Logs go to standard error; `VRDMA_LOG`, else `RUST_LOG`, says what is logged, and warnings are by default.
+fn start_log() {
+    let filter = std::env::var("VRDMA_LOG")
+        .or_else(|_| std::env::var("RUST_LOG"))
+        .ok()
+        .and_then(|text| tracing_subscriber::EnvFilter::try_new(text).ok())
+        .unwrap_or_else(|| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+}
