@@ -11,7 +11,11 @@
 extern crate alloc;
 
 mod access;
+mod region;
 mod segment;
+mod table;
 
 pub use access::Access;
+pub use region::{Region, Segments};
 pub use segment::{MemId, Owner, PdId, Segment};
+pub use table::{MAX_REGIONS, QUARANTINE, RegionInit, Table, TableError, TranslateError};

@@ -14,6 +14,7 @@ mod id;
 mod mtu;
 mod psn;
 mod time;
+pub mod wire;
 
 pub use id::{Gid, Lkey, Qpn, Rkey};
 pub use mtu::Mtu;
