@@ -94,7 +94,9 @@ impl<'a> Doorbell<'a> {
     /// on the eventfd; on false it is disarmed again and work is waiting.
     #[must_use]
     pub fn arm(&self) -> bool {
-        self.armed.store(1, Ordering::Relaxed);
+        // A swap, as in `ring` and `disarm`: all writes to this word are read-modify-writes, so that a late one of a ringing thread
+        // cannot undo this one.
+        self.armed.swap(1, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         if self.pending() {
             self.disarm();
@@ -105,7 +107,7 @@ impl<'a> Doorbell<'a> {
 
     /// Daemon: says that it looks by itself again.
     pub fn disarm(&self) {
-        self.armed.store(0, Ordering::Relaxed);
+        self.armed.swap(0, Ordering::AcqRel);
     }
 }
 
