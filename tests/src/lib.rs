@@ -13,6 +13,7 @@ pub mod matrix;
 mod netns;
 mod program;
 mod skip;
+pub mod verbs;
 
 pub use built::binary;
 pub use daemon::{Daemon, DaemonOptions};
