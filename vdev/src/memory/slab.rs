@@ -1,0 +1,110 @@
+//! The table behind `MemId`: which memory a segment's owner is.
+
+use super::mapping::SharedMapping;
+use super::process::Process;
+use emtt::MemId;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use vdev_abi::mapping::Mapping;
+
+/// Ids that wait before they are given out again, so that a segment that outlives its memory meets nothing rather than another
+/// tenant's memory. The core's own bookkeeping is what prevents such segments; this bounds the harm of a bug there.
+const RESTING: usize = 1024;
+
+/// One memory space.
+#[derive(Debug)]
+pub(super) enum Memory {
+    /// Reached through the kernel; addresses are the process's.
+    Process(Arc<Process>),
+    /// Reached directly; addresses are offsets.
+    Mapped {
+        base: *mut u8,
+        len: u64,
+        /// Keeps `base..base + len` mapped.
+        _keep: Keep,
+    },
+}
+
+// SAFETY: `base` belongs to `_keep`, which may be sent.
+unsafe impl Send for Memory {}
+
+#[derive(Debug)]
+pub(super) enum Keep {
+    Shared { _mapping: Arc<SharedMapping> },
+    Ring { _mapping: Arc<Mapping> },
+}
+
+/// All memory spaces. Adding one that is there already gives the same id and counts.
+#[derive(Debug, Default)]
+pub(super) struct Slab {
+    entries: Vec<Option<Entry>>,
+    resting: VecDeque<u32>,
+    by_address: HashMap<usize, MemId>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    memory: Memory,
+    users: usize,
+    /// Where the shared value lies: tells whether it is already here.
+    address: usize,
+}
+
+impl Slab {
+    pub(super) fn add_process(&mut self, process: Arc<Process>) -> MemId {
+        let address = Arc::as_ptr(&process).addr();
+        self.add(address, || Memory::Process(process))
+    }
+
+    pub(super) fn add_mapping(&mut self, mapping: Arc<SharedMapping>) -> MemId {
+        let (base, len) = (mapping.as_ptr(), mapping.len() as u64);
+        let address = Arc::as_ptr(&mapping).addr();
+        self.add(address, || Memory::Mapped { base, len, _keep: Keep::Shared { _mapping: mapping } })
+    }
+
+    pub(super) fn add_ring(&mut self, mapping: Arc<Mapping>) -> MemId {
+        let (base, len) = (mapping.as_ptr(), mapping.len() as u64);
+        let address = Arc::as_ptr(&mapping).addr();
+        self.add(address, || Memory::Mapped { base, len, _keep: Keep::Ring { _mapping: mapping } })
+    }
+
+    fn add(&mut self, address: usize, memory: impl FnOnce() -> Memory) -> MemId {
+        if let Some(&id) = self.by_address.get(&address) {
+            self.entries[id.0 as usize].as_mut().expect("an entry for every address").users += 1;
+            return id;
+        }
+        let entry = Some(Entry { memory: memory(), users: 1, address });
+        let id = if self.resting.len() > RESTING {
+            let id = self.resting.pop_front().expect("more than none");
+            self.entries[id as usize] = entry;
+            MemId(id)
+        } else {
+            self.entries.push(entry);
+            MemId(u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 memory spaces"))
+        };
+        self.by_address.insert(address, id);
+        id
+    }
+
+    /// Undoes one `add`. Panics on an id that is not in use: our own bug.
+    pub(super) fn remove(&mut self, id: MemId) {
+        let slot = &mut self.entries[id.0 as usize];
+        let entry = slot.as_mut().expect("a memory space in use");
+        entry.users -= 1;
+        if entry.users == 0 {
+            self.by_address.remove(&entry.address);
+            *slot = None;
+            self.resting.push_back(id.0);
+        }
+    }
+
+    #[inline]
+    pub(super) fn get(&self, id: MemId) -> Option<&Memory> {
+        self.entries.get(id.0 as usize)?.as_ref().map(|entry| &entry.memory)
+    }
+
+    /// Memory spaces in use.
+    pub(super) fn len(&self) -> usize {
+        self.by_address.len()
+    }
+}

@@ -1,0 +1,334 @@
+//! The core's way to memory: gather, scatter, copy, atomic.
+//!
+//! Every transfer is split into runs that are reached in the same way. A run between mapped memories is a vector copy; one
+//! between a process and mapped memory (or a packet buffer) is one system call straight between the two; one between processes
+//! goes in pieces through a buffer that stays in the cache.
+
+use super::batch::Batch;
+use super::mapping::SharedMapping;
+use super::process::{Direction, Process, Stopped};
+use super::slab::{Memory, Slab};
+use crate::copy::Copier;
+use emtt::{MemId, Owner, Segment};
+use rnic::{AtomicOp, Dma, DmaError, Piece};
+use std::sync::Arc;
+use vdev_abi::mapping::Mapping;
+
+/// Bytes per step of a copy between processes: both steps together stay in the second-level cache.
+const STAGING_BYTES: usize = 128 * 1024;
+const PAGE: usize = 4096;
+
+/// All memory spaces that the datapath thread can reach.
+#[derive(Debug)]
+pub struct Memories {
+    slab: Slab,
+    copier: Copier,
+    batch: Batch,
+    staging: Box<[u8]>,
+}
+
+/// Where a segment's bytes are.
+#[derive(Clone, Copy)]
+enum Site<'a> {
+    Process(&'a Process, u64),
+    Mapped(*mut u8),
+}
+
+impl Memories {
+    /// No memory yet. Installs the fault handler of [`Copier`].
+    pub fn new() -> Memories {
+        Memories {
+            slab: Slab::default(),
+            copier: Copier::new(),
+            batch: Batch::new(),
+            staging: vec![0; STAGING_BYTES + 2 * PAGE].into_boxed_slice(),
+        }
+    }
+
+    /// Adds an address space; its segments' addresses are those of the process. Adding it again gives the same id, which must be
+    /// removed as often.
+    pub fn add_process(&mut self, process: Arc<Process>) -> MemId {
+        self.slab.add_process(process)
+    }
+
+    /// Adds a client's shared object; its segments' addresses are offsets in the mapping. Repeats as [`Self::add_process`].
+    pub fn add_mapping(&mut self, mapping: Arc<SharedMapping>) -> MemId {
+        self.slab.add_mapping(mapping)
+    }
+
+    /// Adds a ring or staging buffer; its segments' addresses are offsets in it. Repeats as [`Self::add_process`].
+    pub fn add_ring(&mut self, mapping: Arc<Mapping>) -> MemId {
+        self.slab.add_ring(mapping)
+    }
+
+    /// Undoes one `add`. No segment of the core may name it any more.
+    ///
+    /// # Panics
+    /// If `id` is not in use.
+    pub fn remove(&mut self, id: MemId) {
+        self.slab.remove(id);
+    }
+
+    /// Memory spaces in use.
+    pub fn len(&self) -> usize {
+        self.slab.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Default for Memories {
+    fn default() -> Self {
+        Memories::new()
+    }
+}
+
+/// Finds the memory and checks the bounds of mapped memory: segments come from the core, which knows nothing of its size.
+#[inline]
+fn site<'a>(slab: &'a Slab, segment: &Segment) -> Result<Site<'a>, DmaError> {
+    let Owner::Host(id) = segment.owner;
+    match slab.get(id) {
+        Some(Memory::Process(process)) => Ok(Site::Process(process, segment.addr)),
+        Some(Memory::Mapped { base, len, .. }) if segment.addr.checked_add(segment.len).is_some_and(|end| end <= *len) => {
+            Ok(Site::Mapped(base.wrapping_add(segment.addr as usize)))
+        }
+        _ => Err(DmaError(*segment)),
+    }
+}
+
+fn is_same(a: &Process, b: &Process) -> bool {
+    core::ptr::eq(a, b)
+}
+
+/// The segment that holds byte `stopped` of the concatenation.
+fn failed(mut segments: impl Iterator<Item = Segment>, stopped: Stopped) -> DmaError {
+    let mut passed = 0;
+    let mut last = None;
+    let at = segments.find(|segment| {
+        passed += segment.len;
+        last = Some(*segment);
+        passed > stopped.0 as u64
+    });
+    DmaError(at.or(last).expect("a failed transfer has a segment"))
+}
+
+impl Memories {
+    /// Gather and scatter are the same walk: `buf` stands for a packet buffer of `len` bytes.
+    ///
+    /// # Safety
+    /// `buf` is readable for `len` bytes, and writable if `direction` reads from memory.
+    unsafe fn walk(&mut self, direction: Direction, pieces: &[Piece], buf: *mut u8, len: usize) -> Result<(), DmaError> {
+        let Memories { slab, copier, batch, .. } = self;
+        let mut pending: Option<(&Process, usize)> = None;
+        let segments = |from: usize| pieces[from..].iter().map(|piece| piece.segment);
+        for (index, Piece { segment, at }) in pieces.iter().enumerate() {
+            let bytes = usize::try_from(segment.len).map_err(|_| DmaError(*segment))?;
+            assert!(at.checked_add(bytes).is_some_and(|end| end <= len), "piece {at}+{bytes} of a buffer of {len}");
+            let local = buf.wrapping_add(*at);
+            let place = site(slab, segment)?;
+            if let Some((process, first)) = pending
+                && (batch.is_full() || !matches!(place, Site::Process(p, _) if is_same(p, process)))
+            {
+                // SAFETY: the batch holds parts of `buf` only.
+                unsafe { batch.run(process, direction) }.map_err(|stopped| failed(segments(first), stopped))?;
+                pending = None;
+            }
+            match place {
+                Site::Process(process, addr) => {
+                    batch.push(local, addr, bytes);
+                    pending.get_or_insert((process, index));
+                }
+                Site::Mapped(memory) => {
+                    let (dst, src) = if direction == Direction::Read { (local, memory) } else { (memory, local) };
+                    // SAFETY: `local` is part of `buf`, `memory` of a mapping that the slab keeps.
+                    unsafe { copier.copy(dst, src, bytes) }.map_err(|_| DmaError(*segment))?;
+                }
+            }
+        }
+        let Some((process, first)) = pending else { return Ok(()) };
+        // SAFETY: as above.
+        unsafe { batch.run(process, direction) }.map_err(|stopped| failed(segments(first), stopped))
+    }
+}
+
+/// A position in a list of segments.
+#[derive(Clone, Copy)]
+struct Cursor<'a> {
+    segments: &'a [Segment],
+    offset: u64,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(segments: &'a [Segment]) -> Self {
+        Cursor { segments, offset: 0 }
+    }
+
+    /// What is left of the segment at the position.
+    fn rest(&mut self) -> Option<Segment> {
+        loop {
+            let (first, others) = self.segments.split_first()?;
+            if self.offset < first.len {
+                return Some(Segment { owner: first.owner, addr: first.addr + self.offset, len: first.len - self.offset });
+            }
+            *self = Cursor::new(others);
+        }
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        self.offset += bytes;
+    }
+
+    /// The segments from here on.
+    fn rests(mut self) -> impl Iterator<Item = Segment> {
+        core::iter::from_fn(move || {
+            let rest = self.rest()?;
+            self.advance(rest.len);
+            Some(rest)
+        })
+    }
+}
+
+/// `len` bounded by what fits in memory at once.
+fn to_usize(len: u64) -> usize {
+    usize::try_from(len).unwrap_or(usize::MAX / 2)
+}
+
+impl Memories {
+    /// One run between `process` (at `theirs`) and mapped memory (at `mapped`), as long as both sides stay what they are.
+    fn run_mapped(
+        &mut self,
+        direction: Direction,
+        process: MemId,
+        theirs: &mut Cursor<'_>,
+        mapped: &mut Cursor<'_>,
+    ) -> Result<(), DmaError> {
+        let Memories { slab, batch, .. } = self;
+        let Some(Memory::Process(process)) = slab.get(process) else { unreachable!("looked up by the caller") };
+        let start = *theirs;
+        while !batch.is_full()
+            && let (Some(remote), Some(local)) = (theirs.rest(), mapped.rest())
+            && let (Site::Process(p, addr), Site::Mapped(memory)) = (site(slab, &remote)?, site(slab, &local)?)
+            && is_same(p, process)
+        {
+            let bytes = remote.len.min(local.len);
+            batch.push(memory, addr, to_usize(bytes));
+            theirs.advance(bytes);
+            mapped.advance(bytes);
+        }
+        // SAFETY: the local side lies in mappings that the slab keeps.
+        unsafe { batch.run(process, direction) }.map_err(|stopped| failed(start.rests(), stopped))
+    }
+
+    /// One step between processes: up to a staging buffer of bytes from `from` (process `source`) to wherever `to` goes.
+    fn run_staged(&mut self, source: MemId, from: &mut Cursor<'_>, to: &mut Cursor<'_>) -> Result<(), DmaError> {
+        let Memories { slab, batch, staging, copier } = self;
+        let Some(Memory::Process(source)) = slab.get(source) else { unreachable!("looked up by the caller") };
+        let base = staging.as_mut_ptr();
+        let start = *from;
+        while !batch.is_full()
+            && batch.bytes() < STAGING_BYTES
+            && let Some(segment) = from.rest()
+            && let Site::Process(process, addr) = site(slab, &segment)?
+            && is_same(process, source)
+        {
+            let bytes = to_usize(segment.len).min(STAGING_BYTES - batch.bytes());
+            batch.push(base.wrapping_add(batch.bytes()), addr, bytes);
+            from.advance(bytes as u64);
+        }
+        let staged = batch.bytes();
+        // SAFETY: the local side is the staging buffer.
+        unsafe { batch.run(source, Direction::Read) }.map_err(|stopped| failed(start.rests(), stopped))?;
+
+        let mut done = 0;
+        while done < staged {
+            let start = *to;
+            let Some(segment) = to.rest() else { return Ok(()) };
+            match site(slab, &segment)? {
+                Site::Mapped(memory) => {
+                    let bytes = to_usize(segment.len).min(staged - done);
+                    // SAFETY: staging buffer to a mapping that the slab keeps.
+                    unsafe { copier.copy(memory, base.wrapping_add(done), bytes) }.map_err(|_| DmaError(segment))?;
+                    to.advance(bytes as u64);
+                    done += bytes;
+                }
+                Site::Process(target, _) => {
+                    while !batch.is_full()
+                        && done + batch.bytes() < staged
+                        && let Some(segment) = to.rest()
+                        && let Site::Process(process, addr) = site(slab, &segment)?
+                        && is_same(process, target)
+                    {
+                        let at = done + batch.bytes();
+                        let bytes = to_usize(segment.len).min(staged - at);
+                        batch.push(base.wrapping_add(at), addr, bytes);
+                        to.advance(bytes as u64);
+                    }
+                    done += batch.bytes();
+                    // SAFETY: the local side is the staging buffer.
+                    unsafe { batch.run(target, Direction::Write) }.map_err(|stopped| failed(start.rests(), stopped))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Dma for Memories {
+    fn gather(&mut self, pieces: &[Piece], buf: &mut [u8]) -> Result<(), DmaError> {
+        // SAFETY: `buf` is ours to write.
+        unsafe { self.walk(Direction::Read, pieces, buf.as_mut_ptr(), buf.len()) }
+    }
+
+    fn scatter(&mut self, pieces: &[Piece], buf: &[u8]) -> Result<(), DmaError> {
+        // SAFETY: `buf` is readable, and a scatter only reads it.
+        unsafe { self.walk(Direction::Write, pieces, buf.as_ptr().cast_mut(), buf.len()) }
+    }
+
+    fn copy(&mut self, from: &[Segment], to: &[Segment]) -> Result<(), DmaError> {
+        let (mut from, mut to) = (Cursor::new(from), Cursor::new(to));
+        while let (Some(source), Some(target)) = (from.rest(), to.rest()) {
+            let (Owner::Host(source_id), Owner::Host(target_id)) = (source.owner, target.owner);
+            match (site(&self.slab, &source)?, site(&self.slab, &target)?) {
+                (Site::Mapped(src), Site::Mapped(dst)) => {
+                    let bytes = source.len.min(target.len);
+                    // SAFETY: both lie in mappings that the slab keeps.
+                    unsafe { self.copier.copy(dst, src, to_usize(bytes)) }.map_err(|_| DmaError(target))?;
+                    from.advance(bytes);
+                    to.advance(bytes);
+                }
+                (Site::Process(..), Site::Mapped(_)) => self.run_mapped(Direction::Read, source_id, &mut from, &mut to)?,
+                (Site::Mapped(_), Site::Process(..)) => self.run_mapped(Direction::Write, target_id, &mut to, &mut from)?,
+                (Site::Process(..), Site::Process(..)) => self.run_staged(source_id, &mut from, &mut to)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn atomic(&mut self, at: Segment, op: AtomicOp) -> Result<u64, DmaError> {
+        if at.len != 8 || !at.addr.is_multiple_of(8) {
+            return Err(DmaError(at));
+        }
+        match site(&self.slab, &at)? {
+            // SAFETY: in a mapping that the slab keeps, which starts at a page.
+            Site::Mapped(memory) => unsafe { self.copier.atomic(memory.cast(), op) }.map_err(|_| DmaError(at)),
+            Site::Process(process, addr) => {
+                let mut before = 0u64;
+                self.batch.push((&raw mut before).cast(), addr, 8);
+                // SAFETY: the local side is `before`.
+                unsafe { self.batch.run(process, Direction::Read) }.map_err(|_| DmaError(at))?;
+                let mut after = match op {
+                    AtomicOp::FetchAdd { add } => before.wrapping_add(add),
+                    AtomicOp::CompareSwap { compare, swap } if before == compare => swap,
+                    AtomicOp::CompareSwap { .. } => return Ok(before),
+                };
+                self.batch.push((&raw mut after).cast(), addr, 8);
+                // SAFETY: the local side is `after`.
+                unsafe { self.batch.run(process, Direction::Write) }.map_err(|_| DmaError(at))?;
+                Ok(before)
+            }
+        }
+    }
+}
