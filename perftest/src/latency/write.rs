@@ -1,0 +1,140 @@
+//! `write lat`: WRITE ping-pong. Each side waits for the last byte of the other's message in its own memory.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::{Latency, check_size, second_place, warm_up};
+use crate::endpoint::Endpoint;
+use crate::exchange::{Answer, Ask, Link};
+use crate::initiator::Initiator;
+use crate::verbs::{Mr, Operation, Qp, Remote, Send};
+use crate::wait::Wait;
+
+/// Requests between two that give a completion.
+const SIGNALED_EVERY: u64 = 16;
+
+/// Measures.
+pub fn run(initiator: &mut Initiator, size: u32, iterations: u64) -> Result<Latency> {
+    check_size(&initiator.endpoint, &initiator.remote, size)?;
+    let all = warm_up(iterations) + iterations;
+    let mut side = Side::new(&mut initiator.endpoint, initiator.remote, size);
+    initiator.link.send(&Ask::PingPong { operation: Operation::Write, length: size, count: all })?;
+    initiator.link.expect(&Answer::Ready)?;
+    let mut latency = Latency::new(size)?;
+    let mut start = Instant::now();
+    for index in 0..all {
+        side.write(index)?;
+        side.await_message(index)?;
+        let now = Instant::now();
+        if index >= warm_up(iterations) {
+            latency.record((now - start) / 2);
+        }
+        start = now;
+    }
+    side.drain()?;
+    initiator.link.expect(&Answer::Done)?;
+    Ok(latency)
+}
+
+/// The target's part.
+pub(crate) fn answer(endpoint: &mut Endpoint, remote: &Remote, size: u32, count: u64, link: &mut Link) -> Result<()> {
+    check_size(endpoint, remote, size)?;
+    let mut side = Side::new(endpoint, *remote, size);
+    link.send(&Answer::Ready)?;
+    for index in 0..count {
+        side.await_message(index)?;
+        side.write(index)?;
+    }
+    side.drain()
+}
+
+struct Side<'a> {
+    qp: &'a mut Qp,
+    mr: &'a Mr,
+    remote: Remote,
+    size: u32,
+    wait: Wait,
+    unconfirmed: u64,
+}
+
+impl<'a> Side<'a> {
+    fn new(endpoint: &'a mut Endpoint, remote: Remote, size: u32) -> Side<'a> {
+        let (qp, mr) = endpoint.parts();
+        let side = Side { qp, mr, remote, size, wait: Wait::for_memory(), unconfirmed: 0 };
+        side.last_byte(0).store(0, Ordering::Release);
+        side
+    }
+
+    /// Message `index` ends with this byte: never zero, and never that of the message before.
+    fn mark(index: u64) -> u8 {
+        (index % 255 + 1) as u8
+    }
+
+    fn last_byte(&self, place: usize) -> &AtomicU8 {
+        let offset = place + self.size as usize - 1;
+        // SAFETY: the sizes were checked: the byte lies in the buffer, which lives as long as its registration. The device writes
+        // it behind our back, so that only atomic accesses are made.
+        unsafe { AtomicU8::from_ptr(self.mr.buffer().as_ptr().add(offset)) }
+    }
+
+    fn write(&mut self, index: u64) -> Result<()> {
+        let place = second_place(self.size);
+        self.last_byte(place).store(Self::mark(index), Ordering::Release);
+        let signaled = (index + 1).is_multiple_of(SIGNALED_EVERY);
+        let request = Send {
+            operation: Operation::Write,
+            wr_id: index,
+            offset: place,
+            length: self.size,
+            remote_addr: self.remote.addr,
+            signaled,
+        };
+        self.qp.post(self.mr, self.remote.rkey, 1, |_| request)?;
+        self.unconfirmed += u64::from(signaled);
+        // The completion of an earlier group has come long ago; it is taken here so that the queue does not fill.
+        if signaled && self.unconfirmed > 1 {
+            self.confirm(1)?;
+        }
+        Ok(())
+    }
+
+    fn await_message(&mut self, index: u64) -> Result<()> {
+        while self.last_byte(0).load(Ordering::Acquire) != Self::mark(index) {
+            self.wait.nothing()?;
+        }
+        self.wait.found();
+        Ok(())
+    }
+
+    fn confirm(&mut self, left: u64) -> Result<()> {
+        let cq = self.qp.cq().clone();
+        let mut wait = Wait::for_completions();
+        while self.unconfirmed > left {
+            let count = cq.poll(|_| ())? as u64;
+            self.unconfirmed -= count.min(self.unconfirmed);
+            if count == 0 {
+                wait.nothing()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self) -> Result<()> {
+        self.confirm(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbouring_messages_have_different_marks() {
+        for index in 0..1000 {
+            assert_ne!(Side::mark(index), 0);
+            assert_ne!(Side::mark(index), Side::mark(index + 1));
+        }
+    }
+}
