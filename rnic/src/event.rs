@@ -25,6 +25,20 @@ pub enum AsyncEvent {
     PortError(DeviceId),
 }
 
+impl AsyncEvent {
+    /// The queue pair that the event is about.
+    pub fn queue_pair(&self) -> Option<Qpn> {
+        match *self {
+            AsyncEvent::QpFatal(qpn)
+            | AsyncEvent::QpRequestError(qpn)
+            | AsyncEvent::QpAccessError(qpn)
+            | AsyncEvent::CommunicationEstablished(qpn)
+            | AsyncEvent::SqDrained(qpn) => Some(qpn),
+            AsyncEvent::CqError(_) | AsyncEvent::PortActive(..) | AsyncEvent::PortError(_) => None,
+        }
+    }
+}
+
 /// A burst of packets for one peer, ready for segmentation offload: `len` bytes of the buffer hold UDP payloads (BTH to
 /// ICRC), each `segment_len` bytes long, the last one possibly shorter. The ICRC of the n-th packet over IPv4 assumes
 /// identification n (0 first) and the don't-fragment flag.

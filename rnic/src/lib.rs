@@ -9,15 +9,33 @@
 extern crate alloc;
 
 mod attr;
+mod control;
+mod counters;
+mod cq;
+mod device;
 mod dma;
 mod error;
 mod event;
+mod ids;
+pub mod limits;
+mod qp;
+mod rng;
+mod rnic;
+mod rx;
+mod schedule;
+mod shared;
+mod timers;
+pub mod vendor_err;
 mod work;
 
 pub use attr::{AddressVector, DeviceInit, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
+pub use control::{Mr, MrInit};
+pub use counters::{Counters, DropCounters};
 pub use dma::{AtomicOp, Dma, DmaError, Piece};
 pub use error::{ControlError, PostError};
 pub use event::{AsyncEvent, Transmit, Work};
+pub use rnic::{Config, Rnic};
+pub use rx::RxMeta;
 pub use work::{
     Completion, CompletionFlags, CqId, DeviceId, LocalBuffer, Opcode, PdId, RecvRequest, SendFlags, SendOp, SendRequest, Status,
 };

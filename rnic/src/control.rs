@@ -1,0 +1,213 @@
+//! Control calls: protection domains, regions, completion queues and queue pairs. Every call either succeeds or changes nothing.
+
+use crate::attr::{QpAttr, QpAttrMask, QpCaps, QpInit, QpType};
+use crate::cq::Cq;
+use crate::device::{Pd, device_of};
+use crate::error::ControlError;
+use crate::event::AsyncEvent;
+use crate::limits;
+use crate::qp::{Qp, state};
+use crate::rnic::Rnic;
+use crate::work::{CqId, DeviceId, PdId};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use emtt::{Access, RegionInit, Segment};
+use roce::{Instant, Lkey, Qpn, Rkey};
+
+/// What a new region is made of.
+#[derive(Clone, Debug)]
+pub struct MrInit {
+    /// Address of the first byte as work requests and peers name it.
+    pub iova: u64,
+    /// Rights.
+    pub access: Access,
+    /// The memory, in order.
+    pub runs: Vec<Segment>,
+}
+
+/// The keys of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mr {
+    /// For the owner's own work requests.
+    pub lkey: Lkey,
+    /// For peers.
+    pub rkey: Rkey,
+}
+
+impl Rnic {
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// `NotFound` for the device, `Limit`.
+    pub fn alloc_pd(&mut self, device: DeviceId) -> Result<PdId, ControlError> {
+        if self.shared.devices.get(device.0).is_none() {
+            return Err(ControlError::NotFound("device"));
+        }
+        self.shared.pds.insert_with(|_| Pd::new(device)).map(PdId).ok_or(ControlError::Limit("protection domains"))
+    }
+
+    /// Ends a protection domain.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` while it has regions or queue pairs.
+    pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), ControlError> {
+        match self.shared.pds.get(pd.0) {
+            None => Err(ControlError::NotFound("protection domain")),
+            Some(entry) if entry.is_used() => Err(ControlError::Busy("protection domain")),
+            Some(_) => {
+                self.shared.pds.remove(pd.0);
+                Ok(())
+            }
+        }
+    }
+
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// `NotFound` for the PD; `Invalid` for remote write or atomic access without local write, for no bytes, or for a range that
+    /// wraps; `Limit`.
+    pub fn reg_mr(&mut self, pd: PdId, init: MrInit) -> Result<Mr, ControlError> {
+        let entry = self.shared.pds.get_mut(pd.0).ok_or(ControlError::NotFound("protection domain"))?;
+        let region = RegionInit { pd, iova: init.iova, access: init.access, runs: init.runs };
+        let key = self.shared.table.insert(region).map_err(|error| match error {
+            emtt::TableError::Access => ControlError::Invalid("remote write or atomic access needs local write access"),
+            emtt::TableError::Empty => ControlError::Invalid("a region of 0 bytes cannot be registered"),
+            emtt::TableError::Wraps => ControlError::Invalid("the region wraps around the end of its address space"),
+            emtt::TableError::Full => ControlError::Limit("regions"),
+            emtt::TableError::NotFound(_) => ControlError::NotFound("region"),
+        })?;
+        entry.regions.insert(key);
+        Ok(Mr { lkey: Lkey(key), rkey: Rkey(key) })
+    }
+
+    /// Ends a registration; its keys are invalid when this returns.
+    ///
+    /// # Errors
+    /// `NotFound`, also if a peer's SEND with invalidate has ended it.
+    pub fn dereg_mr(&mut self, lkey: Lkey) -> Result<(), ControlError> {
+        let pd = self.shared.table.get(lkey.0).map(|region| region.pd()).ok_or(ControlError::NotFound("region"))?;
+        if self.shared.remove_region(pd, Rkey(lkey.0)) { Ok(()) } else { Err(ControlError::NotFound("region")) }
+    }
+
+    /// Makes a completion queue.
+    ///
+    /// # Errors
+    /// `NotFound` for the device, `Limit`.
+    pub fn create_cq(&mut self, device: DeviceId) -> Result<CqId, ControlError> {
+        if self.shared.devices.get(device.0).is_none() {
+            return Err(ControlError::NotFound("device"));
+        }
+        let cq = Cq { device, error: false, users: 0 };
+        self.shared.cqs.insert_with(|_| cq).map(CqId).ok_or(ControlError::Limit("completion queues"))
+    }
+
+    /// Ends a completion queue; completions of it that were not polled are dropped.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` while queue pairs complete to it.
+    pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ControlError> {
+        match self.shared.cqs.get(cq.0) {
+            None => Err(ControlError::NotFound("completion queue")),
+            Some(entry) if entry.users > 0 => Err(ControlError::Busy("completion queue")),
+            Some(_) => {
+                self.shared.cqs.remove(cq.0);
+                self.shared.completions.forget_cq(cq);
+                self.shared.events.retain(|event| *event != AsyncEvent::CqError(cq));
+                Ok(())
+            }
+        }
+    }
+
+    /// The front end found no room for a completion: the queue goes to error, once. Its queue pairs go to ERR, and no completion
+    /// of the queue will be polled any more.
+    pub fn cq_overrun(&mut self, _now: Instant, cq: CqId) {
+        let Some(entry) = self.shared.cqs.get_mut(cq.0) else { return };
+        if core::mem::replace(&mut entry.error, true) {
+            return;
+        }
+        self.shared.completions.forget_cq(cq);
+        self.shared.events.push_back(AsyncEvent::CqError(cq));
+        let users: Vec<u32> =
+            self.qps.iter().filter(|(_, qp)| qp.send_cq == cq || qp.recv_cq == cq).map(|(qpn, _)| qpn).collect();
+        for qpn in users {
+            if let Some(qp) = self.qps.get_mut(qpn) {
+                qp.fail_silently(&mut self.shared);
+            }
+        }
+    }
+
+    /// Makes a queue pair, in state RESET.
+    ///
+    /// # Errors
+    /// `NotFound` for PD or CQ, also if they are of different devices; `Invalid` for sizes above the limits; `Limit`.
+    pub fn create_qp(&mut self, pd: PdId, init: QpInit) -> Result<Qpn, ControlError> {
+        let device = device_of(self, pd)?;
+        let QpType::Rc = init.qp_type;
+        check_caps(&init.caps)?;
+        for cq in [init.send_cq, init.recv_cq] {
+            if self.shared.cqs.get(cq.0).is_none_or(|entry| entry.device != device) {
+                return Err(ControlError::NotFound("completion queue"));
+            }
+        }
+        let qpn = self.qps.insert_with(|qpn| Box::new(Qp::new(Qpn::new(qpn), device, pd, &init)));
+        let qpn = qpn.ok_or(ControlError::Limit("queue pairs"))?;
+        for cq in [init.send_cq, init.recv_cq] {
+            self.shared.cqs.get_mut(cq.0).expect("looked up above").users += 1;
+        }
+        self.shared.pds.get_mut(pd.0).expect("looked up above").qps += 1;
+        Ok(Qpn::new(qpn))
+    }
+
+    /// Changes attributes and state, as `ibv_modify_qp(3)`: on an error nothing was changed.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` for a change of state that does not exist, for attributes missing or not allowed, or for values out
+    /// of range; `Unsupported` for alternate paths.
+    pub fn modify_qp(&mut self, _now: Instant, qpn: Qpn, mask: QpAttrMask, attr: &QpAttr) -> Result<(), ControlError> {
+        let qp = self.qps.get_mut(qpn.get()).ok_or(ControlError::NotFound("queue pair"))?;
+        let device = self.shared.devices.get(qp.device.0).ok_or(ControlError::NotFound("device"))?;
+        let to = state::check(qp.state, mask, attr, device)?;
+        qp.modify(&mut self.shared, mask, attr, to);
+        Ok(())
+    }
+
+    /// Attributes and state.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn query_qp(&self, qpn: Qpn) -> Result<QpAttr, ControlError> {
+        self.qps.get(qpn.get()).map(|qp| qp.attributes()).ok_or(ControlError::NotFound("queue pair"))
+    }
+
+    /// Ends a queue pair. Nothing of it comes out any more: neither packets nor completions nor events.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn destroy_qp(&mut self, _now: Instant, qpn: Qpn) -> Result<(), ControlError> {
+        let qp = self.qps.remove(qpn.get()).ok_or(ControlError::NotFound("queue pair"))?;
+        for cq in [qp.send_cq, qp.recv_cq] {
+            if let Some(entry) = self.shared.cqs.get_mut(cq.0) {
+                entry.users -= 1;
+            }
+        }
+        if let Some(entry) = self.shared.pds.get_mut(qp.pd.0) {
+            entry.qps -= 1;
+        }
+        self.shared.completions.forget_qp(qpn);
+        self.shared.events.retain(|event| event.queue_pair() != Some(qpn));
+        Ok(())
+    }
+}
+
+fn check_caps(caps: &QpCaps) -> Result<(), ControlError> {
+    if caps.max_send_wr > limits::MAX_QP_WR || caps.max_recv_wr > limits::MAX_QP_WR {
+        return Err(ControlError::Invalid("more work requests than a queue can hold"));
+    }
+    if caps.max_send_sge > limits::MAX_SGE || caps.max_recv_sge > limits::MAX_SGE {
+        return Err(ControlError::Invalid("more buffers than a work request can have"));
+    }
+    if caps.max_inline_data > limits::MAX_INLINE {
+        return Err(ControlError::Invalid("more inline data than a work request can have"));
+    }
+    Ok(())
+}

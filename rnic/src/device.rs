@@ -1,0 +1,118 @@
+//! Virtual devices: a few table entries each.
+
+use crate::attr::DeviceInit;
+use crate::counters::Counters;
+use crate::error::ControlError;
+use crate::event::AsyncEvent;
+use crate::limits;
+use crate::rnic::Rnic;
+use crate::work::{CqId, DeviceId, PdId};
+use alloc::vec::Vec;
+use roce::{Gid, Instant, Mtu, Qpn};
+
+/// A virtual device.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub gids: Vec<Gid>,
+    /// The port's largest path MTU; `None` while the port is down.
+    pub port: Option<Mtu>,
+    pub counters: Counters,
+}
+
+impl Rnic {
+    /// Creates a device, its port up.
+    ///
+    /// # Errors
+    /// `Invalid` if there is no GID, too many, an unusable one, or one that another device has; `Limit` if there are too many
+    /// devices.
+    pub fn create_device(&mut self, init: DeviceInit) -> Result<DeviceId, ControlError> {
+        if init.gids.is_empty() || init.gids.len() > limits::MAX_GIDS {
+            return Err(ControlError::Invalid("a device needs 1 to 16 GIDs"));
+        }
+        for (n, &gid) in init.gids.iter().enumerate() {
+            if gid.ip().is_unspecified() || gid.ip().is_multicast() {
+                return Err(ControlError::Invalid("a GID is not a unicast address"));
+            }
+            if init.gids[..n].contains(&gid) || self.shared.gids.contains_key(&gid) {
+                return Err(ControlError::Invalid("a GID is already in use"));
+            }
+        }
+        let gids = init.gids.clone();
+        let device = Device { gids: init.gids, port: Some(init.mtu), counters: Counters::default() };
+        let id = self.shared.devices.insert_with(|_| device).ok_or(ControlError::Limit("devices"))?;
+        self.shared.gids.extend(gids.into_iter().map(|gid| (gid, DeviceId(id))));
+        Ok(DeviceId(id))
+    }
+
+    /// Ends a device and everything that belongs to it. Unknown identifiers are ignored.
+    pub fn destroy_device(&mut self, now: Instant, device: DeviceId) {
+        if self.shared.devices.get(device.0).is_none() {
+            return;
+        }
+        let qps: Vec<u32> = self.qps.iter().filter(|(_, qp)| qp.device == device).map(|(id, _)| id).collect();
+        for qpn in qps {
+            // It exists: it was listed just now.
+            let _ = self.destroy_qp(now, Qpn::new(qpn));
+        }
+        let cqs: Vec<u32> = self.shared.cqs.iter().filter(|(_, cq)| cq.device == device).map(|(id, _)| id).collect();
+        for cq in cqs {
+            // Its queue pairs are gone, so nothing uses it.
+            let _ = self.destroy_cq(CqId(cq));
+        }
+        let pds: Vec<u32> = self.shared.pds.iter().filter(|(_, pd)| pd.device == device).map(|(id, _)| id).collect();
+        for pd in pds {
+            let keys = self.shared.pds.remove(pd).map(|pd| pd.regions).unwrap_or_default();
+            for key in keys {
+                let removed = self.shared.table.remove(key);
+                debug_assert!(removed.is_ok(), "a protection domain knows its regions");
+            }
+        }
+        self.shared.devices.remove(device.0);
+        self.shared.gids.retain(|_, owner| *owner != device);
+        self.shared
+            .events
+            .retain(|event| !matches!(event, AsyncEvent::PortActive(d, _) | AsyncEvent::PortError(d) if *d == device));
+    }
+
+    /// Sets the port's state: `None` is down. Queue pairs keep their state; while the port is down nothing of theirs is sent or
+    /// received, so that retries run out as on a dead link. Unknown devices are ignored.
+    pub fn set_port(&mut self, _now: Instant, device: DeviceId, port: Option<Mtu>) {
+        let Some(entry) = self.shared.devices.get_mut(device.0) else { return };
+        let before = core::mem::replace(&mut entry.port, port);
+        match (before, port) {
+            (before, Some(mtu)) if before != port => self.shared.events.push_back(AsyncEvent::PortActive(device, mtu)),
+            (Some(_), None) => self.shared.events.push_back(AsyncEvent::PortError(device)),
+            _ => {}
+        }
+    }
+
+    /// What the device counted; `None` if there is no such device.
+    pub fn counters(&self, device: DeviceId) -> Option<&Counters> {
+        self.shared.devices.get(device.0).map(|device| &device.counters)
+    }
+}
+
+/// A protection domain.
+#[derive(Debug)]
+pub(crate) struct Pd {
+    pub device: DeviceId,
+    /// Keys of its regions.
+    pub regions: alloc::collections::BTreeSet<u32>,
+    /// Its queue pairs.
+    pub qps: u32,
+}
+
+impl Pd {
+    pub fn new(device: DeviceId) -> Self {
+        Pd { device, regions: Default::default(), qps: 0 }
+    }
+
+    pub fn is_used(&self) -> bool {
+        self.qps > 0 || !self.regions.is_empty()
+    }
+}
+
+/// Which device a protection domain belongs to.
+pub(crate) fn device_of(rnic: &Rnic, pd: PdId) -> Result<DeviceId, ControlError> {
+    rnic.shared.pds.get(pd.0).map(|pd| pd.device).ok_or(ControlError::NotFound("protection domain"))
+}

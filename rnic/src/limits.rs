@@ -1,0 +1,38 @@
+//! Bounds of the core. Every one of them is enforced, and reported by the front ends as the device's capability.
+
+/// Buffers per work request.
+pub const MAX_SGE: u32 = 16;
+/// Requests outstanding per queue.
+pub const MAX_QP_WR: u32 = 16384;
+/// READs and atomics outstanding per queue pair, as requester and as responder.
+pub const MAX_RD_ATOMIC: u8 = 16;
+/// Longest message in bytes (IBA 9.7.8).
+pub const MAX_MSG: u64 = 1 << 31;
+/// Bytes of inline data per send request. The front end holds them; the core only keeps the number for queries.
+pub const MAX_INLINE: u32 = 1024;
+/// GIDs per device.
+pub const MAX_GIDS: usize = 16;
+/// Devices per [`crate::Rnic`].
+pub const MAX_DEVICES: u32 = 16384;
+/// Protection domains per [`crate::Rnic`].
+pub const MAX_PDS: u32 = 1 << 18;
+/// Completion queues per [`crate::Rnic`].
+pub const MAX_CQS: u32 = 1 << 18;
+/// Queue pairs per [`crate::Rnic`].
+pub const MAX_QPS: u32 = 1 << 16;
+
+/// Bytes of packets in one burst: below the 64 KiB of one UDP datagram train.
+pub const MAX_BURST_BYTES: usize = 60 << 10;
+/// Packets in one burst: what UDP segmentation offload takes at once on every kernel that has it.
+pub const MAX_BURST_PACKETS: usize = 64;
+/// Bytes of one step on the local path.
+pub const COPY_QUANTUM: u32 = 256 << 10;
+/// Messages of one step on the local path.
+pub const COPY_MESSAGES: u32 = 16;
+/// Packets between two requests for an acknowledgement inside a message.
+pub const ACK_INTERVAL: u32 = 16;
+/// Packets of READ response that one READ request on the wire asks for. A longer READ is cut into several, so that the
+/// requester decides how much is under way to it.
+pub const READ_CHUNK_PACKETS: u32 = 32;
+/// Packets that may be unacknowledged: at start, least and most.
+pub const WINDOW_PACKETS: (u32, u32, u32) = (64, 4, 512);

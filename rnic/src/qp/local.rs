@@ -1,0 +1,304 @@
+//! The local path: two queue pairs of the same core. A request is executed by copying from source to destination memory, with
+//! the checks, completions, order and errors of the wire, and without packets.
+//!
+//! A peer that does not exist, is not ready to receive, is not connected back, or expects another PSN is silent, as it would be
+//! on the wire: the retry timer decides. A missing receive starts the RNR wait, which posting one ends early.
+
+use super::access::{BadBuffer, Refusal, Remote, for_each_segment, local_right, nak_status};
+use super::responder::{Ending, Message};
+use super::retry::{rnr_retry_allowed, rnr_wait};
+use super::{Path, Qp, SendWqe, Wait};
+use crate::attr::QpState;
+use crate::dma::{Dma, DmaError, Piece};
+use crate::event::Work;
+use crate::limits::{COPY_MESSAGES, COPY_QUANTUM};
+use crate::rnic::Rnic;
+use crate::shared::{Scratch, Shared};
+use crate::vendor_err;
+use crate::work::{DeviceId, SendFlags, SendOp, Status};
+use emtt::{Access, Segment};
+use roce::{Instant, Qpn};
+
+/// What became of the oldest request.
+enum Step {
+    /// It completed after moving so many bytes.
+    Message(u32),
+    /// So many bytes of it moved, and more are to come.
+    Part(u32),
+    /// It waits, it failed, or there is none.
+    Stop,
+}
+
+/// Why the responder's half did not happen.
+enum Fault {
+    /// The requester's own memory cannot be reached.
+    Ours,
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Fault {
+    fn from(refusal: Refusal) -> Self {
+        Fault::Refused(refusal)
+    }
+}
+
+impl Rnic {
+    /// Executes requests of one queue pair until a quantum is used up. `None` if there was nothing to do.
+    pub(crate) fn local_step(&mut self, now: Instant, qpn: Qpn, peer: DeviceId, dma: &mut impl Dma) -> Option<Work> {
+        let (mut bytes, mut messages) = (0, 0);
+        let more = loop {
+            match self.local_request(now, qpn, peer, dma, COPY_QUANTUM - bytes) {
+                Step::Message(moved) => {
+                    bytes += moved;
+                    messages += 1;
+                    if bytes >= COPY_QUANTUM || messages == COPY_MESSAGES {
+                        break true;
+                    }
+                }
+                Step::Part(moved) => {
+                    bytes += moved;
+                    break true;
+                }
+                Step::Stop => break false,
+            }
+        };
+        if bytes == 0 && messages == 0 {
+            return None;
+        }
+        let qp = self.qps.get_mut(qpn.get())?;
+        if more && !qp.sq.is_empty() {
+            qp.schedule(&mut self.shared);
+        }
+        self.shared.count(qp.device, |counters| {
+            counters.local_bytes += u64::from(bytes);
+            counters.local_messages += u64::from(messages);
+        });
+        Some(Work::Copied { bytes: u64::from(bytes) })
+    }
+
+    fn local_request(&mut self, now: Instant, qpn: Qpn, peer_device: DeviceId, dma: &mut impl Dma, room: u32) -> Step {
+        let Rnic { qps, shared, scratch } = self;
+        let Some(qp) = qps.get_mut(qpn.get()) else { return Step::Stop };
+        let may_run = match qp.state {
+            QpState::Rts => true,
+            QpState::Sqd => qp.req.has_begun(&qp.sq),
+            _ => false,
+        };
+        if !may_run || qp.wait != Wait::Nothing || qp.sq.is_empty() {
+            return Step::Stop;
+        }
+        let index = qp.sq.head;
+        let wqe = *qp.sq.get(index);
+        let moved = qp.req.moved;
+        let len = (wqe.length - moved).min(room);
+        if let Err((status, cause)) = qp.source(shared, scratch, &wqe, len) {
+            qp.fail_send(shared, status, cause);
+            return Step::Stop;
+        }
+        qp.req.begun = index.wrapping_add(1);
+        let (device, dest, psn) = (qp.device, qp.attr.dest_qpn, qp.req.next_psn);
+        let reachable = |peer: &&mut alloc::boxed::Box<Qp>| {
+            peer.can_receive()
+                && peer.device == peer_device
+                && peer.path == Path::Local(device)
+                && peer.attr.dest_qpn == qpn
+                && peer.resp.expected_psn == psn
+                // It was reset in the middle of a message.
+                && (moved == 0 || wqe.is_fetch() || peer.resp.message.is_some())
+        };
+        let ports_are_up = shared.port_is_up(device) && shared.port_is_up(peer_device);
+        let outcome = match qps.get_mut(dest.get()).filter(reachable) {
+            Some(peer) if ports_are_up => peer.serve(shared, scratch, dma, &wqe, moved, len),
+            _ => {
+                let qp = qps.get_mut(qpn.get()).expect("looked up above");
+                let deadline = qp.ack_deadline(now);
+                qp.start_timer(shared, Wait::Peer, deadline);
+                return Step::Stop;
+            }
+        };
+        let not_ready_code = match outcome {
+            Err(Fault::Refused(refusal)) => qps.get_mut(dest.get()).and_then(|peer| peer.refuse_local(shared, refusal)),
+            _ => None,
+        };
+        let qp = qps.get_mut(qpn.get()).expect("looked up above");
+        match outcome {
+            Ok(()) if moved + len < wqe.length => {
+                qp.req.moved = moved + len;
+                Step::Part(len)
+            }
+            Ok(()) => {
+                qp.finish_local(shared, &wqe);
+                Step::Message(len)
+            }
+            Err(Fault::Ours) => {
+                qp.fail_send(shared, Status::LocalProtectionError, vendor_err::LOCAL_MEMORY);
+                Step::Stop
+            }
+            Err(Fault::Refused(Refusal::Nak { code, .. })) => {
+                // A queue pair that talks to itself is in error already, and this request flushed.
+                if qp.state != QpState::Err {
+                    let (status, cause) = nak_status(code);
+                    shared.count(qp.device, |counters| counters.rcvd_nak_err += 1);
+                    qp.fail_send(shared, status, cause);
+                }
+                Step::Stop
+            }
+            Err(Fault::Refused(Refusal::NotReady)) => {
+                qp.wait_for_receive(shared, now, not_ready_code.unwrap_or(0));
+                Step::Stop
+            }
+        }
+    }
+}
+
+impl Qp {
+    /// Finds the memory behind the next `len` bytes of the oldest request.
+    fn source(&self, shared: &Shared, scratch: &mut Scratch, wqe: &SendWqe, len: u32) -> Result<(), (Status, u32)> {
+        let index = self.sq.head;
+        let moved = self.req.moved;
+        if wqe.is_fetch() && self.attr.max_rd_atomic == 0 {
+            return Err((Status::LocalQpOperationError, vendor_err::NO_READ_DEPTH));
+        }
+        scratch.ours.clear();
+        let range = (u64::from(moved), u64::from(len));
+        let push = |segment| scratch.ours.push(segment);
+        for_each_segment(&shared.table, self.pd, self.sq.buffers(index), range, local_right(wqe), push)
+            .and_then(|()| {
+                // The first part of a long message is not sent unless all of it could be.
+                if moved == 0 && len < wqe.length { self.check_buffers(&shared.table, index) } else { Ok(()) }
+            })
+            .map_err(|BadBuffer| (Status::LocalProtectionError, vendor_err::LOCAL_KEY))
+    }
+
+    /// The responder's half: checks, moves bytes `moved..moved + len` of the peer's request, and completes the message if these
+    /// are its last. The requester's memory stands in `scratch.ours`.
+    fn serve(
+        &mut self,
+        shared: &mut Shared,
+        scratch: &mut Scratch,
+        dma: &mut impl Dma,
+        wqe: &SendWqe,
+        moved: u32,
+        len: u32,
+    ) -> Result<(), Fault> {
+        self.note_reception(shared);
+        let is_last = moved + len == wqe.length;
+        let Scratch { ours, theirs, pieces } = scratch;
+        theirs.clear();
+        match wqe.op {
+            SendOp::Send { imm, invalidate } => {
+                if moved == 0 {
+                    self.begin_send()?;
+                }
+                let ending = Ending { imm, invalidate, solicited: wqe.flags.contains(SendFlags::SOLICITED) };
+                self.take(shared, (ours, theirs), dma, Message::Send, len, is_last.then_some(ending))?;
+            }
+            SendOp::Write { remote_addr, rkey, imm } => {
+                let remote = Remote { addr: remote_addr, rkey, len: wqe.length };
+                if moved == 0 {
+                    self.begin_write(&shared.table, remote)?;
+                }
+                let ending = Ending { imm, invalidate: None, solicited: wqe.flags.contains(SendFlags::SOLICITED) };
+                self.take(shared, (ours, theirs), dma, Message::Write(remote), len, is_last.then_some(ending))?;
+            }
+            SendOp::Read { remote_addr, rkey } => {
+                let remote = Remote { addr: remote_addr, rkey, len: wqe.length };
+                if moved == 0 {
+                    self.check_read(&shared.table, remote)?;
+                }
+                let part = Remote { addr: remote_addr.wrapping_add(u64::from(moved)), len, ..remote };
+                self.remote_segments(&shared.table, Access::REMOTE_READ, part, |segment| theirs.push(segment))?;
+                if len > 0 {
+                    dma.copy(theirs, ours).map_err(|error| fault_of(ours, error))?;
+                }
+            }
+            SendOp::Atomic { remote_addr, rkey, op } => {
+                let word = self.atomic_target(&shared.table, remote_addr, rkey)?;
+                let before = dma.atomic(word, op).map_err(|_| Refusal::operational(vendor_err::LOCAL_MEMORY))?;
+                pieces.clear();
+                let mut at = 0;
+                for &segment in ours.iter() {
+                    pieces.push(Piece { segment, at });
+                    at += segment.len as usize;
+                }
+                dma.scatter(pieces, &before.to_ne_bytes()).map_err(|_| Fault::Ours)?;
+            }
+        }
+        if is_last {
+            self.resp.expected_psn = self.resp.expected_psn.plus(wqe.packets);
+            self.resp.msn = self.resp.msn.wrapping_add(1) & 0xFF_FFFF;
+        }
+        Ok(())
+    }
+
+    /// Takes `len` bytes of a SEND or WRITE.
+    fn take(
+        &mut self,
+        shared: &mut Shared,
+        (ours, theirs): (&[Segment], &mut alloc::vec::Vec<Segment>),
+        dma: &mut impl Dma,
+        message: Message,
+        len: u32,
+        ending: Option<Ending>,
+    ) -> Result<(), Fault> {
+        self.place(&shared.table, message, len, |segment| theirs.push(segment))?;
+        if len > 0 {
+            dma.copy(ours, theirs).map_err(|error| fault_of(ours, error))?;
+        }
+        self.resp.received += len;
+        if let Some(ending) = ending {
+            let finished = self.finish(shared, message, ending);
+            if finished.is_err() {
+                // The part is taken again when the request is tried again.
+                self.resp.received -= len;
+            }
+            finished?;
+        }
+        Ok(())
+    }
+
+    /// The responder's side of a refusal. Returns the RNR timer code if the peer is to wait.
+    fn refuse_local(&mut self, shared: &mut Shared, refusal: Refusal) -> Option<u8> {
+        match refusal {
+            Refusal::NotReady => {
+                self.resp.starved_local_peer = true;
+                shared.count(self.device, |counters| counters.send_rnr_err += 1);
+                Some(self.attr.min_rnr_timer)
+            }
+            Refusal::Nak { code, receive } => {
+                shared.count(self.device, |counters| counters.send_nak_err += 1);
+                self.refuse(shared, code, receive);
+                None
+            }
+        }
+    }
+
+    /// The requester's side of a success.
+    fn finish_local(&mut self, shared: &mut Shared, wqe: &SendWqe) {
+        self.req.next_psn = self.req.next_psn.plus(wqe.packets);
+        self.req.moved = 0;
+        self.req.retries = 0;
+        self.req.rnr_retries = 0;
+        self.complete_send(shared, Status::Success, vendor_err::NONE);
+        self.check_drained(shared);
+    }
+
+    /// The peer has no receive posted: tries again after the time that `code` stands for, if the budget allows.
+    pub(super) fn wait_for_receive(&mut self, shared: &mut Shared, now: Instant, code: u8) {
+        shared.count(self.device, |counters| counters.rcvd_rnr_err += 1);
+        if !rnr_retry_allowed(self.attr.rnr_retry, self.req.rnr_retries) {
+            self.fail_send(shared, Status::RnrRetryExceededError, vendor_err::RECEIVER_NOT_READY);
+            return;
+        }
+        self.req.rnr_retries = self.req.rnr_retries.saturating_add(1);
+        self.start_timer(shared, Wait::Rnr, Some(now + rnr_wait(code)));
+    }
+}
+
+/// Whose memory it was that could not be reached.
+fn fault_of(ours: &[Segment], DmaError(bad): DmaError) -> Fault {
+    let holds = |segment: &Segment| {
+        segment.owner == bad.owner && segment.addr <= bad.addr && bad.addr - segment.addr < segment.len.max(1)
+    };
+    if ours.iter().any(holds) { Fault::Ours } else { Fault::Refused(Refusal::operational(vendor_err::LOCAL_MEMORY)) }
+}

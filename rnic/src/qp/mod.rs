@@ -1,0 +1,340 @@
+//! A queue pair: its queues, its connection, and what happens to both when its state changes.
+//!
+//! [`requester`] sends requests, and takes their answers; [`responder`] takes a peer's requests;
+//! [`local`] does both at once for two queue pairs of one host. [`access`] holds the checks that both paths share.
+
+pub(crate) mod access;
+pub(crate) mod local;
+pub(crate) mod queue;
+pub(crate) mod requester;
+pub(crate) mod responder;
+pub(crate) mod retry;
+pub(crate) mod state;
+pub(crate) mod window;
+
+use crate::attr::{QpAttr, QpAttrMask, QpCaps, QpInit, QpState};
+use crate::event::AsyncEvent;
+use crate::shared::Shared;
+use crate::timers::Timer;
+use crate::vendor_err;
+use crate::work::{Completion, CompletionFlags, CqId, DeviceId, Opcode, PdId, SendFlags, SendOp, Status};
+use queue::Ring;
+pub(crate) use queue::{RecvWqe, SendWqe};
+use requester::Requester;
+use responder::Responder;
+use roce::wire::icrc::Flow;
+use roce::{Instant, Mtu, Psn, Qpn};
+
+/// The way to the peer, decided on the change to RTR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    Unset,
+    /// The peer is a device of the same `Rnic`.
+    Local(DeviceId),
+    Wire(Flow),
+}
+
+/// What a queue pair's timer stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Nothing,
+    /// An acknowledgement, or a response.
+    Ack,
+    /// The time that an RNR NAK asked for; nothing is sent meanwhile.
+    Rnr,
+    /// Local path: a peer that does not answer; nothing is tried meanwhile.
+    Peer,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub qpn: Qpn,
+    pub device: DeviceId,
+    pub pd: PdId,
+    pub send_cq: CqId,
+    pub recv_cq: CqId,
+    pub all_signaled: bool,
+    pub state: QpState,
+    /// Whether it stands in the schedule's queue.
+    pub queued: bool,
+    /// Whether anything was received since RTR.
+    pub established: bool,
+    pub wait: Wait,
+    pub timer: Timer,
+    pub path: Path,
+    pub attr: QpAttr,
+    pub sq: Ring<SendWqe>,
+    pub rq: Ring<RecvWqe>,
+    pub req: Requester,
+    pub resp: Responder,
+}
+
+impl Qp {
+    pub fn new(qpn: Qpn, device: DeviceId, pd: PdId, init: &QpInit) -> Self {
+        let caps = init.caps;
+        Qp {
+            qpn,
+            device,
+            pd,
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            all_signaled: init.all_signaled,
+            state: QpState::Reset,
+            queued: false,
+            established: false,
+            wait: Wait::Nothing,
+            timer: Timer::default(),
+            path: Path::Unset,
+            attr: no_attributes(caps),
+            sq: Ring::for_sends(caps.max_send_wr, caps.max_send_sge),
+            rq: Ring::for_receives(caps.max_recv_wr, caps.max_recv_sge),
+            req: Requester::new(),
+            resp: Responder::new(),
+        }
+    }
+
+    /// Payload bytes per packet.
+    #[inline]
+    pub fn mtu(&self) -> u32 {
+        self.attr.path_mtu.bytes() as u32
+    }
+
+    /// Whether requests of the peer are executed.
+    #[inline]
+    pub fn can_receive(&self) -> bool {
+        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// All attributes, as a query returns them.
+    pub fn attributes(&self) -> QpAttr {
+        let mut attr = self.attr;
+        attr.state = self.state;
+        attr.cur_state = self.state;
+        if self.can_receive() {
+            attr.rq_psn = self.resp.expected_psn;
+        }
+        if matches!(self.state, QpState::Rts | QpState::Sqd) {
+            attr.sq_psn = self.req.next_psn;
+        }
+        attr.sq_draining = self.state == QpState::Sqd && self.req.draining;
+        attr
+    }
+
+    /// Puts this queue pair into the schedule.
+    #[inline]
+    pub fn schedule(&mut self, shared: &mut Shared) {
+        shared.schedule.add(self.qpn, &mut self.queued);
+    }
+
+    /// Starts the timer for `wait`, `delay` from now; without a delay it waits for ever.
+    #[inline]
+    pub fn start_timer(&mut self, shared: &mut Shared, wait: Wait, deadline: Option<Instant>) {
+        self.wait = wait;
+        match deadline {
+            Some(deadline) => shared.timers.set(self.qpn, &mut self.timer, deadline),
+            None => self.timer.clear(),
+        }
+    }
+
+    #[inline]
+    pub fn stop_timer(&mut self) {
+        self.wait = Wait::Nothing;
+        self.timer.clear();
+    }
+
+    /// The deadline of an acknowledgement timeout that starts now.
+    #[inline]
+    pub fn ack_deadline(&self, now: Instant) -> Option<Instant> {
+        retry::ack_timeout(self.attr.timeout, self.req.retries).map(|timeout| now + timeout)
+    }
+
+    /// Completes the oldest send request.
+    #[inline]
+    pub fn complete_send(&mut self, shared: &mut Shared, status: Status, vendor_err: u32) {
+        let wqe = self.sq.get(self.sq.head);
+        let failed = status != Status::Success;
+        if !failed && !self.all_signaled && !wqe.flags.contains(SendFlags::SIGNALED) {
+            self.sq.pop();
+            return;
+        }
+        let opcode = match wqe.op {
+            SendOp::Send { .. } => Opcode::Send,
+            SendOp::Write { .. } => Opcode::Write,
+            SendOp::Read { .. } => Opcode::Read,
+            SendOp::Atomic { op: crate::AtomicOp::CompareSwap { .. }, .. } => Opcode::CompareSwap,
+            SendOp::Atomic { op: crate::AtomicOp::FetchAdd { .. }, .. } => Opcode::FetchAdd,
+        };
+        let (wr_id, byte_len) = (wqe.wr_id, if failed { 0 } else { wqe.length });
+        let completion = Completion {
+            wr_id,
+            status,
+            opcode,
+            qpn: self.qpn,
+            byte_len,
+            imm: [0; 4],
+            flags: CompletionFlags::empty(),
+            solicited: failed,
+            vendor_err,
+            queue_index: self.sq.pop(),
+        };
+        shared.complete(self.send_cq, completion);
+    }
+
+    /// Completes the oldest receive with an error.
+    pub fn fail_receive(&mut self, shared: &mut Shared, status: Status, vendor_err: u32) {
+        let completion = Completion {
+            wr_id: self.rq.get(self.rq.head).wr_id,
+            status,
+            opcode: Opcode::Recv,
+            qpn: self.qpn,
+            byte_len: 0,
+            imm: [0; 4],
+            flags: CompletionFlags::empty(),
+            solicited: true,
+            vendor_err,
+            queue_index: self.rq.pop(),
+        };
+        shared.complete(self.recv_cq, completion);
+    }
+
+    /// The oldest send request failed: it completes with `status`, and the queue pair goes to the error state.
+    pub fn fail_send(&mut self, shared: &mut Shared, status: Status, vendor_err: u32) {
+        if let Some(device) = shared.devices.get_mut(self.device.0) {
+            match status {
+                Status::RetryExceededError => device.counters.retry_exceeded_err += 1,
+                Status::RnrRetryExceededError => device.counters.retry_rnr_exceeded_err += 1,
+                Status::LocalProtectionError | Status::LocalQpOperationError => device.counters.send_err += 1,
+                _ => {}
+            }
+        }
+        self.complete_send(shared, status, vendor_err);
+        self.resp.forget_replies();
+        self.enter_error(shared);
+    }
+
+    /// Goes to the error state: everything that is posted is flushed, in the order of posting within each queue. Replies that
+    /// wait are kept, so that a responder that fails can still say so.
+    pub fn enter_error(&mut self, shared: &mut Shared) {
+        self.state = QpState::Err;
+        self.attr.state = QpState::Err;
+        self.stop_timer();
+        self.req.abandon();
+        self.resp.abandon_message();
+        self.flush(shared);
+    }
+
+    /// Flushes what is posted; the state is ERR.
+    pub fn flush(&mut self, shared: &mut Shared) {
+        while !self.sq.is_empty() {
+            self.complete_send(shared, Status::FlushError, vendor_err::FLUSHED);
+        }
+        while !self.rq.is_empty() {
+            self.fail_receive(shared, Status::FlushError, vendor_err::FLUSHED);
+        }
+    }
+
+    /// Takes a checked change of attributes and state.
+    pub fn modify(&mut self, shared: &mut Shared, mask: QpAttrMask, new: &QpAttr, to: QpState) {
+        state::apply(&mut self.attr, mask, new);
+        let from = core::mem::replace(&mut self.state, to);
+        match (from, to) {
+            (_, QpState::Reset) => self.reset(),
+            (_, QpState::Err) => {
+                self.resp.forget_replies();
+                self.enter_error(shared);
+            }
+            (QpState::Init, QpState::Rtr) => self.connect(shared),
+            (QpState::Rtr, QpState::Rts) => self.req.start(self.attr.sq_psn),
+            (QpState::Rts, QpState::Sqd) => {
+                self.req.draining = true;
+                self.check_drained(shared);
+            }
+            (QpState::Sqd, QpState::Rts) => {
+                self.req.draining = false;
+                self.schedule(shared);
+            }
+            (QpState::Sqd, QpState::Sqd) if mask.contains(QpAttrMask::AV) => self.path = self.path_to_peer(shared),
+            _ => {}
+        }
+    }
+
+    fn reset(&mut self) {
+        self.sq.clear();
+        self.rq.clear();
+        self.stop_timer();
+        self.attr = no_attributes(self.attr.caps);
+        self.path = Path::Unset;
+        self.established = false;
+        self.req = Requester::new();
+        self.resp = Responder::new();
+    }
+
+    fn connect(&mut self, shared: &Shared) {
+        self.path = self.path_to_peer(shared);
+        self.established = false;
+        self.resp.start(self.attr.rq_psn, self.attr.max_dest_rd_atomic);
+    }
+
+    fn path_to_peer(&self, shared: &Shared) -> Path {
+        let dgid = self.attr.address.dgid;
+        match shared.gids.get(&dgid) {
+            Some(&peer) if shared.config.local_path => Path::Local(peer),
+            _ => {
+                let source = shared.devices.get(self.device.0).map(|device| &device.gids);
+                let src = source.and_then(|gids| gids.get(usize::from(self.attr.address.sgid_index)));
+                // `state::check` found the index to be good, and a device keeps its GIDs for life.
+                let src = src.map_or(dgid, |gid| *gid).ip();
+                // Any function of the queue pair's identity serves as entropy; the mix makes all 14 bits depend on it.
+                let entropy = crate::rng::mix(u64::from(self.qpn.get()) << 32 | u64::from(self.attr.dest_qpn.get()));
+                Path::Wire(Flow { src, dst: dgid.ip(), src_port: 0xC000 | (entropy & 0x3FFF) as u16 })
+            }
+        }
+    }
+
+    /// State SQD: tells when the last begun request has completed.
+    pub fn check_drained(&mut self, shared: &mut Shared) {
+        if self.state == QpState::Sqd && self.req.draining && !self.req.has_begun(&self.sq) {
+            self.req.draining = false;
+            if self.attr.sqd_async_notify {
+                shared.events.push_back(AsyncEvent::SqDrained(self.qpn));
+            }
+        }
+    }
+
+    /// The first message or packet of the peer tells that the connection works, while the queue pair is in RTR.
+    #[inline]
+    pub fn note_reception(&mut self, shared: &mut Shared) {
+        if !self.established {
+            self.established = true;
+            if self.state == QpState::Rtr {
+                shared.events.push_back(AsyncEvent::CommunicationEstablished(self.qpn));
+            }
+        }
+    }
+}
+
+fn no_attributes(caps: QpCaps) -> QpAttr {
+    QpAttr {
+        state: QpState::Reset,
+        cur_state: QpState::Reset,
+        sqd_async_notify: false,
+        access: emtt::Access::empty(),
+        pkey_index: 0,
+        port: 1,
+        qkey: 0,
+        address: Default::default(),
+        path_mtu: Mtu::B256,
+        timeout: 0,
+        retry_cnt: 0,
+        rnr_retry: 0,
+        rq_psn: Psn::new(0),
+        sq_psn: Psn::new(0),
+        max_rd_atomic: 0,
+        max_dest_rd_atomic: 0,
+        min_rnr_timer: 0,
+        dest_qpn: Qpn::new(0),
+        sq_draining: false,
+        caps,
+    }
+}

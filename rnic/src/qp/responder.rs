@@ -1,0 +1,165 @@
+//! The responder: takes a peer's requests and executes them. What a message does to this side is here, for both paths.
+
+use super::Qp;
+use super::access::{BadBuffer, Refusal, Remote, for_each_segment};
+use crate::attr::QpState;
+use crate::event::AsyncEvent;
+use crate::shared::Shared;
+use crate::vendor_err;
+use crate::work::{Completion, CompletionFlags, Opcode, Status};
+use emtt::{Access, Segment, Table};
+use roce::wire::NakCode;
+use roce::{Psn, Rkey};
+
+/// A message that has begun and not ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Message {
+    /// A SEND that fills the oldest receive.
+    Send,
+    /// A WRITE to checked memory.
+    Write(Remote),
+}
+
+/// What the end of a message does beyond its bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ending {
+    pub imm: Option<[u8; 4]>,
+    pub invalidate: Option<Rkey>,
+    pub solicited: bool,
+}
+
+/// A queue pair's state as responder.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    pub expected_psn: Psn,
+    /// Messages completed, modulo 2^24.
+    pub msn: u32,
+    pub message: Option<Message>,
+    /// Bytes of the message that have been placed.
+    pub received: u32,
+    /// A peer on the local path waits for a receive.
+    pub starved_local_peer: bool,
+}
+
+impl Responder {
+    pub fn new() -> Self {
+        Responder { expected_psn: Psn::new(0), msn: 0, message: None, received: 0, starved_local_peer: false }
+    }
+
+    pub fn start(&mut self, psn: Psn, _depth: u8) {
+        *self = Responder { expected_psn: psn, ..Responder::new() };
+    }
+
+    pub fn abandon_message(&mut self) {
+        self.message = None;
+        self.starved_local_peer = false;
+    }
+
+    pub fn forget_replies(&mut self) {}
+}
+
+impl Qp {
+    /// A SEND begins: it needs a receive.
+    pub fn begin_send(&mut self) -> Result<(), Refusal> {
+        if self.rq.is_empty() {
+            return Err(Refusal::NotReady);
+        }
+        self.resp.message = Some(Message::Send);
+        self.resp.received = 0;
+        Ok(())
+    }
+
+    /// A WRITE begins: all of its range must be writable, before the first byte is written.
+    pub fn begin_write(&mut self, table: &Table, remote: Remote) -> Result<(), Refusal> {
+        self.check_remote(table, Access::REMOTE_WRITE, remote)?;
+        self.resp.message = Some(Message::Write(remote));
+        self.resp.received = 0;
+        Ok(())
+    }
+
+    /// Calls `f` with the memory for the next `len` bytes of the open message. The caller adds them to `received` when the
+    /// packet or part is taken.
+    #[inline]
+    pub fn place(&self, table: &Table, message: Message, len: u32, f: impl FnMut(Segment)) -> Result<(), Refusal> {
+        let offset = self.resp.received;
+        match message {
+            Message::Write(remote) => {
+                let addr = remote.addr.wrapping_add(u64::from(offset));
+                self.remote_segments(table, Access::REMOTE_WRITE, Remote { addr, len, ..remote }, f)
+            }
+            Message::Send => {
+                let receive = self.rq.get(self.rq.head);
+                if len > receive.length - offset {
+                    let status = Some((Status::LocalLengthError, vendor_err::RECEIVE_TOO_SHORT));
+                    return Err(Refusal::Nak { code: NakCode::InvalidRequest, receive: status });
+                }
+                let (buffers, range) = (self.rq.buffers(self.rq.head), (u64::from(offset), u64::from(len)));
+                for_each_segment(table, self.pd, buffers, range, Access::LOCAL_WRITE, f)
+                    .map_err(|BadBuffer| Refusal::operational(vendor_err::LOCAL_KEY))
+            }
+        }
+    }
+
+    /// The open message ends: a SEND, or a WRITE with immediate data, completes a receive.
+    pub fn finish(&mut self, shared: &mut Shared, message: Message, ending: Ending) -> Result<(), Refusal> {
+        let opcode = match message {
+            Message::Send => Opcode::Recv,
+            Message::Write(_) if ending.imm.is_some() => Opcode::RecvWriteWithImm,
+            Message::Write(_) => {
+                self.resp.message = None;
+                return Ok(());
+            }
+        };
+        let Some(receive) = self.rq.front() else { return Err(Refusal::NotReady) };
+        let wr_id = receive.wr_id;
+        let (imm, flags) = match (ending.imm, ending.invalidate) {
+            (Some(imm), _) => (imm, CompletionFlags::WITH_IMM),
+            (None, Some(key)) => {
+                if !shared.remove_region(self.pd, key) {
+                    let receive = Some((Status::LocalProtectionError, vendor_err::INVALIDATE));
+                    return Err(Refusal::Nak { code: NakCode::RemoteAccessError, receive });
+                }
+                (key.0.to_be_bytes(), CompletionFlags::WITH_INV)
+            }
+            (None, None) => ([0; 4], CompletionFlags::empty()),
+        };
+        let completion = Completion {
+            wr_id,
+            status: Status::Success,
+            opcode,
+            qpn: self.qpn,
+            byte_len: self.resp.received,
+            imm,
+            flags,
+            solicited: ending.solicited,
+            vendor_err: vendor_err::NONE,
+            queue_index: self.rq.pop(),
+        };
+        self.resp.message = None;
+        shared.complete(self.recv_cq, completion);
+        Ok(())
+    }
+
+    /// A request was refused for good: the receive that it was filling completes with its status, the program is told, and the
+    /// queue pair goes to the error state.
+    pub fn refuse(&mut self, shared: &mut Shared, code: NakCode, receive: Option<(Status, u32)>) {
+        match receive {
+            Some((status, cause)) if !self.rq.is_empty() => self.fail_receive(shared, status, cause),
+            _ => shared.events.push_back(match code {
+                NakCode::RemoteAccessError => AsyncEvent::QpAccessError(self.qpn),
+                NakCode::InvalidRequest => AsyncEvent::QpRequestError(self.qpn),
+                _ => AsyncEvent::QpFatal(self.qpn),
+            }),
+        }
+        self.enter_error(shared);
+    }
+
+    /// Goes to the error state for a reason that no completion tells, unless it cannot get worse.
+    pub fn fail_silently(&mut self, shared: &mut Shared) {
+        if !matches!(self.state, QpState::Reset | QpState::Err) {
+            shared.events.push_back(AsyncEvent::QpFatal(self.qpn));
+            self.resp.forget_replies();
+            self.enter_error(shared);
+        }
+    }
+}

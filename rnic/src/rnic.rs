@@ -1,0 +1,185 @@
+//! The public face of the core's data path: posting, packets, time, and what comes out.
+
+use crate::attr::QpState;
+use crate::counters::DropCounters;
+use crate::dma::Dma;
+use crate::error::PostError;
+use crate::event::{AsyncEvent, Work};
+use crate::ids::IdTable;
+use crate::limits;
+use crate::qp::access::total_length;
+use crate::qp::{Path, Qp, RecvWqe, SendWqe, Wait};
+use crate::shared::{Scratch, Shared};
+use crate::work::{Completion, CqId, LocalBuffer, RecvRequest, SendOp, SendRequest};
+use alloc::boxed::Box;
+use roce::{Instant, Psn, Qpn};
+
+/// What a core is started with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where QPNs and keys start. The same seed and the same calls give the same results.
+    pub seed: u64,
+    /// Whether two devices of this core talk by copying; otherwise through packets like everyone else.
+    pub local_path: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config { seed: 0, local_path: true }
+    }
+}
+
+/// The software RNIC. See the crate's documentation.
+pub struct Rnic {
+    pub(crate) qps: IdTable<Box<Qp>>,
+    pub(crate) shared: Shared,
+    pub(crate) scratch: Scratch,
+}
+
+impl Rnic {
+    /// A core without devices.
+    pub fn new(config: Config) -> Self {
+        let seed = config.seed ^ crate::rng::mix(5);
+        Rnic { qps: IdTable::new(limits::MAX_QPS, 24, seed), shared: Shared::new(config), scratch: Scratch::default() }
+    }
+
+    /// Posts a send request. It is executed by later calls of [`Self::poll_transmit`]. In state ERR it is flushed.
+    ///
+    /// # Errors
+    /// `State` unless the queue pair is in RTS, SQD, SQE or ERR; `Full` if as many requests as the queue holds are
+    /// outstanding; `Invalid` for too many buffers, more than 2^31 bytes, an atomic with less than 8 bytes to put the result
+    /// into, a `Direct` buffer to write to, or a SEND with both immediate data and a key to invalidate.
+    pub fn post_send(&mut self, _now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let qp = self.qps.get_mut(qpn.get()).ok_or(PostError::State)?;
+        if matches!(qp.state, QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err(PostError::State);
+        }
+        if request.buffers.len() > qp.sq.max_sge() {
+            return Err(PostError::Invalid);
+        }
+        let total = total_length(request.buffers);
+        let (length, packets) = match request.op {
+            SendOp::Atomic { .. } => (8, 1),
+            _ => (total, total.div_ceil(u64::from(qp.mtu())).max(1)),
+        };
+        let valid = total <= limits::MAX_MSG
+            && match request.op {
+                SendOp::Send { imm, invalidate } => imm.is_none() || invalidate.is_none(),
+                SendOp::Write { .. } => true,
+                SendOp::Read { .. } => all_keyed(request.buffers),
+                SendOp::Atomic { .. } => total >= 8 && all_keyed(request.buffers),
+            };
+        if !valid {
+            return Err(PostError::Invalid);
+        }
+        if qp.sq.is_full() {
+            return Err(PostError::Full);
+        }
+        let wqe = SendWqe {
+            wr_id: request.wr_id,
+            op: request.op,
+            // Both were bounded by MAX_MSG above.
+            length: length as u32,
+            packets: packets as u32,
+            first_psn: Psn::new(0),
+            flags: request.flags,
+        };
+        qp.sq.push(wqe, request.buffers);
+        match qp.state {
+            QpState::Err => qp.flush(&mut self.shared),
+            _ => qp.schedule(&mut self.shared),
+        }
+        Ok(())
+    }
+
+    /// Posts a receive. In state ERR it is flushed.
+    ///
+    /// # Errors
+    /// `State` if the queue pair is in RESET or does not exist; `Full` if as many receives as the queue holds are
+    /// outstanding; `Invalid` for too many buffers or one that is not `Keyed`.
+    pub fn post_recv(&mut self, _now: Instant, qpn: Qpn, request: &RecvRequest<'_>) -> Result<(), PostError> {
+        let qp = self.qps.get_mut(qpn.get()).ok_or(PostError::State)?;
+        if qp.state == QpState::Reset {
+            return Err(PostError::State);
+        }
+        if request.buffers.len() > qp.rq.max_sge() || !all_keyed(request.buffers) {
+            return Err(PostError::Invalid);
+        }
+        if qp.rq.is_full() {
+            return Err(PostError::Full);
+        }
+        // A message is never longer than MAX_MSG, so more room than that is the same.
+        let length = total_length(request.buffers).min(limits::MAX_MSG) as u32;
+        qp.rq.push(RecvWqe { wr_id: request.wr_id, length }, request.buffers);
+        if qp.state == QpState::Err {
+            qp.flush(&mut self.shared);
+        } else if core::mem::take(&mut qp.resp.starved_local_peer) {
+            let peer = qp.attr.dest_qpn;
+            self.wake_starved(peer);
+        }
+        Ok(())
+    }
+
+    /// A queue pair on the local path that waited for a receive need not wait any longer.
+    fn wake_starved(&mut self, qpn: Qpn) {
+        if let Some(qp) = self.qps.get_mut(qpn.get())
+            && qp.wait == Wait::Rnr
+            && matches!(qp.path, Path::Local(_))
+        {
+            qp.stop_timer();
+            qp.schedule(&mut self.shared);
+        }
+    }
+
+    /// Does everything whose time has come. Call it when [`Self::poll_timeout`] is reached, or more often.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some((at, qpn)) = self.shared.timers.pop(now) {
+            let Some(qp) = self.qps.get_mut(qpn.get()) else { continue };
+            if self.shared.timers.is_due(qpn, &mut qp.timer, at, now) {
+                qp.handle_timeout(&mut self.shared);
+            }
+        }
+    }
+
+    /// When [`Self::handle_timeout`] wants to be called; it may turn out that nothing was to be done.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.shared.timers.next()
+    }
+
+    /// Does one step of work: makes a burst of packets for one queue pair in `buf`, or executes requests of one queue pair on
+    /// the local path. `None`: nothing to do now. `buf` should be 60 KiB long; at least one packet must fit (4200 bytes).
+    pub fn poll_transmit(&mut self, now: Instant, dma: &mut impl Dma, buf: &mut [u8]) -> Option<Work> {
+        loop {
+            let qpn = self.shared.schedule.take()?;
+            let Some(qp) = self.qps.get_mut(qpn.get()) else { continue };
+            qp.queued = false;
+            let work = match qp.path {
+                Path::Unset => None,
+                Path::Local(peer) => self.local_step(now, qpn, peer, dma),
+                Path::Wire(flow) => qp.transmit(&mut self.shared, &mut self.scratch, now, flow, dma, buf).map(Work::Packets),
+            };
+            if work.is_some() {
+                return work;
+            }
+        }
+    }
+
+    /// The oldest completion. The caller writes it to its completion queue at once.
+    pub fn poll_completion(&mut self) -> Option<(CqId, Completion)> {
+        self.shared.completions.pop()
+    }
+
+    /// The oldest asynchronous event.
+    pub fn poll_event(&mut self) -> Option<AsyncEvent> {
+        self.shared.events.pop_front()
+    }
+
+    /// Packets that were dropped before they reached a queue pair.
+    pub fn drop_counters(&self) -> &DropCounters {
+        &self.shared.drops
+    }
+}
+
+fn all_keyed(buffers: &[LocalBuffer]) -> bool {
+    buffers.iter().all(|buffer| matches!(buffer, LocalBuffer::Keyed { .. }))
+}

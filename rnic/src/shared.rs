@@ -1,0 +1,89 @@
+//! What all queue pairs share: object tables, outputs that wait to be polled, the schedule and the timers.
+
+use crate::Config;
+use crate::counters::{Counters, DropCounters};
+use crate::cq::{Completions, Cq};
+use crate::device::{Device, Pd};
+use crate::dma::Piece;
+use crate::event::AsyncEvent;
+use crate::ids::IdTable;
+use crate::limits;
+use crate::schedule::Schedule;
+use crate::timers::Timers;
+use crate::work::{Completion, CqId, DeviceId, PdId};
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use emtt::{Segment, Table};
+use roce::{Gid, Rkey};
+
+pub(crate) struct Shared {
+    pub config: Config,
+    pub table: Table,
+    /// Which device has which address.
+    pub gids: BTreeMap<Gid, DeviceId>,
+    pub devices: IdTable<Device>,
+    pub pds: IdTable<Pd>,
+    pub cqs: IdTable<Cq>,
+    pub completions: Completions,
+    pub events: VecDeque<AsyncEvent>,
+    pub schedule: Schedule,
+    pub timers: Timers,
+    pub drops: DropCounters,
+}
+
+impl Shared {
+    pub fn new(config: Config) -> Self {
+        let seed = |n: u64| config.seed ^ crate::rng::mix(n);
+        Shared {
+            config,
+            table: Table::new(seed(1)),
+            gids: BTreeMap::new(),
+            devices: IdTable::new(limits::MAX_DEVICES, 32, seed(2)),
+            pds: IdTable::new(limits::MAX_PDS, 32, seed(3)),
+            cqs: IdTable::new(limits::MAX_CQS, 32, seed(4)),
+            completions: Completions::default(),
+            events: VecDeque::new(),
+            schedule: Schedule::default(),
+            timers: Timers::default(),
+            drops: DropCounters::default(),
+        }
+    }
+
+    /// Hands a completion to its queue, unless that overran.
+    #[inline]
+    pub fn complete(&mut self, cq: CqId, completion: Completion) {
+        if self.cqs.get(cq.0).is_some_and(|cq| !cq.error) {
+            self.completions.push(cq, completion);
+        }
+    }
+
+    #[inline]
+    pub fn port_is_up(&self, device: DeviceId) -> bool {
+        self.devices.get(device.0).is_some_and(|device| device.port.is_some())
+    }
+
+    /// Counts something at a device.
+    #[inline]
+    pub fn count(&mut self, device: DeviceId, change: impl FnOnce(&mut Counters)) {
+        if let Some(device) = self.devices.get_mut(device.0) {
+            change(&mut device.counters);
+        }
+    }
+
+    /// Removes a region of this protection domain; false if there is none with this key.
+    pub fn remove_region(&mut self, pd: PdId, key: Rkey) -> bool {
+        let Some(pd) = self.pds.get_mut(pd.0) else { return false };
+        pd.regions.remove(&key.0) && self.table.remove(key.0).is_ok()
+    }
+}
+
+/// Lists that the data path fills and empties again; kept so that it does not allocate.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    /// Memory of the requester (local path).
+    pub ours: Vec<Segment>,
+    /// Memory of the responder (local path).
+    pub theirs: Vec<Segment>,
+    /// Memory against packet bytes (wire).
+    pub pieces: Vec<Piece>,
+}

@@ -1,0 +1,111 @@
+//! Deadlines of queue pairs.
+//!
+//! A queue pair has at most one deadline. Moving it later, which every acknowledgement does, costs nothing: the heap keeps the
+//! old entry, and when that comes up it is queued again at the true time.
+
+use alloc::collections::BinaryHeap;
+use core::cmp::Reverse;
+use roce::{Instant, Qpn};
+
+/// What a queue pair remembers about its deadline.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Timer {
+    /// When the queue pair wants to be told, if at all.
+    deadline: Option<Instant>,
+    /// Its earliest entry in the heap.
+    queued: Option<Instant>,
+}
+
+impl Timer {
+    pub fn is_set(&self) -> bool {
+        self.deadline.is_some()
+    }
+
+    pub fn clear(&mut self) {
+        self.deadline = None;
+    }
+}
+
+/// The heap of all deadlines.
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    heap: BinaryHeap<Reverse<(Instant, u32)>>,
+}
+
+impl Timers {
+    #[inline]
+    pub fn set(&mut self, qpn: Qpn, timer: &mut Timer, deadline: Instant) {
+        timer.deadline = Some(deadline);
+        if timer.queued.is_none_or(|queued| deadline < queued) {
+            timer.queued = Some(deadline);
+            self.heap.push(Reverse((deadline, qpn.get())));
+        }
+    }
+
+    /// The earliest entry. It may be early (a deadline was moved or cleared), never late.
+    pub fn next(&self) -> Option<Instant> {
+        self.heap.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Takes the next entry that is due.
+    pub fn pop(&mut self, now: Instant) -> Option<(Instant, Qpn)> {
+        let &Reverse((at, qpn)) = self.heap.peek().filter(|Reverse((at, _))| *at <= now)?;
+        self.heap.pop();
+        Some((at, Qpn::new(qpn)))
+    }
+
+    /// Whether the entry just taken at `at` means that `timer` is due; clears it then, and queues it again if it is later.
+    pub fn is_due(&mut self, qpn: Qpn, timer: &mut Timer, at: Instant, now: Instant) -> bool {
+        if timer.queued != Some(at) {
+            return false;
+        }
+        timer.queued = None;
+        match timer.deadline {
+            Some(deadline) if deadline <= now => {
+                timer.deadline = None;
+                true
+            }
+            Some(deadline) => {
+                self.set(qpn, timer, deadline);
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moved_deadline_fires_once_at_its_last_value() {
+        let (mut timers, mut timer, qpn) = (Timers::default(), Timer::default(), Qpn::new(9));
+        let at = Instant::from_nanos;
+        timers.set(qpn, &mut timer, at(10));
+        timers.set(qpn, &mut timer, at(30));
+        timers.set(qpn, &mut timer, at(20));
+        let mut fired = alloc::vec::Vec::new();
+        for now in 0..50 {
+            while let Some((entry, qpn)) = timers.pop(at(now)) {
+                if timers.is_due(qpn, &mut timer, entry, at(now)) {
+                    fired.push(now);
+                }
+            }
+        }
+        assert_eq!(fired, [20]);
+        assert_eq!(timers.next(), None);
+    }
+
+    #[test]
+    fn an_earlier_deadline_replaces_a_later_one() {
+        let (mut timers, mut timer, qpn) = (Timers::default(), Timer::default(), Qpn::new(9));
+        let at = Instant::from_nanos;
+        timers.set(qpn, &mut timer, at(30));
+        timers.set(qpn, &mut timer, at(5));
+        let (entry, _) = timers.pop(at(5)).unwrap();
+        assert!(timers.is_due(qpn, &mut timer, entry, at(5)));
+        let (entry, _) = timers.pop(at(30)).unwrap();
+        assert!(!timers.is_due(qpn, &mut timer, entry, at(30)));
+    }
+}

@@ -1,0 +1,34 @@
+//! Causes of failed completions, finer than the status: the value of `vendor_err`.
+
+/// No finer cause than the status.
+pub const NONE: u32 = 0;
+/// Flushed: the queue pair was in, or went to, the error state.
+pub const FLUSHED: u32 = 1;
+/// A local key names no region of this protection domain, the range leaves the region, or a right is missing.
+pub const LOCAL_KEY: u32 = 0x10;
+/// Registered local memory could not be reached: unmapped, or its process is gone.
+pub const LOCAL_MEMORY: u32 = 0x11;
+/// READs or atomics are not possible: `max_rd_atomic` is 0.
+pub const NO_READ_DEPTH: u32 = 0x12;
+/// The posted receive is shorter than the message.
+pub const RECEIVE_TOO_SHORT: u32 = 0x13;
+/// The key that the peer asked to invalidate is not one of this protection domain.
+pub const INVALIDATE: u32 = 0x14;
+/// A response's length or opcode did not fit its request.
+pub const BAD_RESPONSE: u32 = 0x20;
+/// No answer: every retry timed out.
+pub const TIMEOUT: u32 = 0x30;
+/// Sequence NAKs without progress used up the retries.
+pub const SEQUENCE: u32 = 0x31;
+/// Same-host peer not reachable: it does not exist, is not ready to receive, or is not connected to this queue pair.
+pub const LOCAL_PEER: u32 = 0x32;
+/// The responder had no receive, every time.
+pub const RECEIVER_NOT_READY: u32 = 0x33;
+/// The responder sent NAK "invalid request".
+pub const NAK_INVALID_REQUEST: u32 = 0x41;
+/// The responder sent NAK "remote access error".
+pub const NAK_REMOTE_ACCESS: u32 = 0x42;
+/// The responder sent NAK "remote operational error".
+pub const NAK_REMOTE_OPERATIONAL: u32 = 0x43;
+/// The responder sent a NAK with a reserved code.
+pub const NAK_UNKNOWN: u32 = 0x44;
