@@ -42,7 +42,7 @@ fn expected(name: &str) -> (Headers, Vec<u8>) {
             (Headers::new(Bth { pad: 3, ack_req: true, solicited: true, ..bth }), b"hello".to_vec())
         }
         "v4_send_middle_1024" => {
-            let payload = (0..1024_u32).map(|i| (i * i & 255) as u8).collect();
+            let payload = (0..1024_u32).map(|i| (i * i % 256) as u8).collect();
             (Headers::new(bth(Opcode::RcSendMiddle, 0x1234, 4)), payload)
         }
         "v4_write_only_with_imm" => {
@@ -85,7 +85,7 @@ fn expected(name: &str) -> (Headers, Vec<u8>) {
             (Headers { ieth: Some(Rkey(0xCAFE_F00D)), ..Headers::new(bth) }, b"data".to_vec())
         }
         "v6_uc_write_middle_256" => {
-            let payload = (0..256_u32).map(|i| (7 * i + 3 & 255) as u8).collect();
+            let payload = (0..256_u32).map(|i| ((7 * i + 3) % 256) as u8).collect();
             (Headers::new(bth(Opcode::UcWriteMiddle, 0x1234, 3)), payload)
         }
         _ => panic!("no expectation for {name}"),
