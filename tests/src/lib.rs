@@ -8,18 +8,25 @@
 //! `SKIP test: reason` and counts it; `./test` installs what is missing and reports the count.
 
 mod built;
+mod control_client;
 mod daemon;
+pub mod fuzz;
 pub mod matrix;
 mod netns;
 mod program;
+mod raw_peer;
 mod skip;
+mod streams;
 pub mod verbs;
 
 pub use built::binary;
-pub use daemon::{Daemon, DaemonOptions};
+pub use control_client::{ControlClient, HandQp};
+pub use daemon::{Daemon, DaemonOptions, http};
 pub use netns::NetnsPair;
 pub use program::{Ended, Program};
+pub use raw_peer::{RawPeer, headers};
 pub use skip::{missing_program, need_root, skip};
+pub use streams::Streams;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

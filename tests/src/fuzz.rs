@@ -1,0 +1,89 @@
+//! What the fuzz targets do with their input: everything that decodes bytes of somebody else, and what must hold for any bytes.
+//!
+//! The targets of `tests/fuzz` are one line each; the stored inputs of `tests/fuzz/corpus` are replayed by an ordinary test.
+
+use roce::wire::{Headers, icrc};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::Ordering;
+use vdev_abi::control::{QpCaps, decode_answer, decode_request, encode_answer, encode_request};
+use vdev_abi::layout::{QpLayout, Sge};
+use vdev_abi::mapping::Mapping;
+use vdev_abi::queue::{RecvConsumer, SendConsumer};
+
+/// A fuzz target.
+pub type Target = fn(&[u8]);
+
+/// Name, which is that of its folder in the corpus, and body of each target.
+pub const TARGETS: [(&str, Target); 3] =
+    [("wire_parse", wire_parse), ("control_message", control_message), ("send_entry", send_entry)];
+
+/// A UDP payload: parsing never panics, and what was parsed emits the same headers.
+pub fn wire_parse(bytes: &[u8]) {
+    let source = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    let flow = icrc::Flow { src: source, dst: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)), src_port: 0xC000 };
+    let _ = icrc::check(&flow, bytes);
+    let Ok((headers, payload)) = Headers::parse(bytes) else { return };
+    assert!(payload.start == headers.len() && payload.end <= bytes.len(), "{payload:?} of {} bytes", bytes.len());
+    let mut emitted = vec![0; headers.len()];
+    assert_eq!(headers.emit(&mut emitted), headers.len());
+    // Reserved bits are not kept, so the meaning is compared, not the bytes.
+    let mut again = bytes.to_vec();
+    again[..emitted.len()].copy_from_slice(&emitted);
+    assert_eq!(Headers::parse(&again), Ok((headers, payload)));
+}
+
+/// A control message, either way: decoding never panics, and what was decoded encodes to the same meaning.
+pub fn control_message(bytes: &[u8]) {
+    if let Ok(request) = decode_request(bytes) {
+        assert_eq!(decode_request(&encode_request(&request).expect("it came from a message")), Ok(request));
+    }
+    if let Ok(answer) = decode_answer(bytes) {
+        assert_eq!(decode_answer(&encode_answer(&answer).expect("it came from a message")), Ok(answer));
+    }
+}
+
+/// A queue pair's memory as a hostile client may leave it: 5 bytes of sizes, then the producer indices and the rings.
+pub fn send_entry(bytes: &[u8]) {
+    let Some((sizes, bytes)) = bytes.split_at_checked(5) else { return };
+    let caps = QpCaps {
+        max_send_wr: u32::from(sizes[0]) % 16,
+        max_recv_wr: u32::from(sizes[1]) % 16,
+        max_send_sge: u32::from(sizes[2]) % 17,
+        max_recv_sge: u32::from(sizes[3]) % 17,
+        max_inline_data: u32::from(sizes[4]) * 4,
+    };
+    let layout = QpLayout::new(&caps).expect("small sizes have a layout");
+    let (_fd, map) = Mapping::create(c"fuzz", layout.bytes).expect("a small memfd can be made");
+    let mut bytes = bytes.chunks(4).map(|chunk| {
+        let mut word = [0; 4];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u32::from_le_bytes(word)
+    });
+    let mut put = |offset| map.u32_at(offset).store(bytes.next().unwrap_or_default(), Ordering::Relaxed);
+    put(QpLayout::SQ_PRODUCER);
+    put(QpLayout::RQ_PRODUCER);
+    // The beginning of each ring is enough: entries are alike.
+    for ring in [layout.sq_offset, layout.rq_offset] {
+        (ring..(ring + 1024).min(layout.bytes)).step_by(4).for_each(&mut put);
+    }
+    let mut sges = [Sge::default(); 16];
+    let mut sends = SendConsumer::new(&layout, &caps);
+    if let Ok(pending) = sends.refresh(&map) {
+        assert!(pending <= layout.sq_depth);
+        for _ in 0..pending {
+            let Ok(Some(taken)) = sends.take(&map, &mut sges) else { break };
+            assert!(u32::from(taken.entry.num_sge) <= caps.max_send_sge);
+            if let Some(inline) = taken.inline {
+                assert!(inline.len() <= caps.max_inline_data as usize && inline.end <= layout.rq_offset);
+            }
+        }
+    }
+    let mut receives = RecvConsumer::new(&layout, &caps);
+    if let Ok(pending) = receives.refresh(&map) {
+        assert!(pending <= layout.rq_depth);
+        for _ in 0..pending {
+            let Ok(Some(taken)) = receives.take(&map, &mut sges) else { break };
+            assert!(taken.num_sge <= caps.max_recv_sge);
+        }
+    }
+}

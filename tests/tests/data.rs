@@ -1,0 +1,100 @@
+//! Data checked end to end: random sizes from 0 B to 64 MiB, offsets, buffer lists, all operations, private and shared memory;
+//! contents and surroundings compared. On the local path, on the wire with both path MTUs, and with faults injected in the port.
+
+use std::time::Duration;
+use tests::matrix::{free_port, wait_until_listening};
+use tests::{Daemon, DaemonOptions, NetnsPair, missing_program, need_root, one_at_a_time};
+
+const CLIENT: &str = env!("CARGO_BIN_EXE_verbs-client");
+const LIMIT: Duration = Duration::from_secs(240);
+
+/// What the two programs do.
+struct Plan {
+    rounds: u32,
+    max_bytes: u64,
+    /// `enum ibv_mtu`.
+    mtu_code: u32,
+}
+
+/// A fresh seed each time, printed by the program when something fails; `VRDMA_TEST_SEED` repeats a run.
+fn seed() -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    std::env::var("VRDMA_TEST_SEED").unwrap_or_else(|_| now.as_micros().to_string())
+}
+
+fn compare(server: &mut Daemon, client: Option<&mut Daemon>, address: &str, plan: &Plan) {
+    let port = free_port().to_string();
+    let (rounds, max, mtu) = (plan.rounds.to_string(), plan.max_bytes.to_string(), plan.mtu_code.to_string());
+    let seed = seed();
+    let options = ["data", "--seed", &seed, "--rounds", &rounds, "--max", &max, "--mtu-code", &mtu];
+    let mut listening = server.run("a", &[&[CLIENT], &options[..], &["--listen", &port]].concat());
+    wait_until_listening(&mut listening, &port);
+    let at = format!("{address}:{port}");
+    let daemon = client.unwrap_or(server);
+    let mut connecting = daemon.run("b", &[&[CLIENT], &options[..], &["--connect", &at]].concat());
+    let ended = connecting.end(LIMIT);
+    let other = listening.end(LIMIT);
+    let (ours, theirs) = (&ended.output, &other.output);
+    assert!(ended.status.success() && other.status.success(), "seed {seed}\nclient: {ours}\nserver: {theirs}");
+    assert!(ended.output.contains("OK "), "{ours}");
+}
+
+#[test]
+fn local_path() {
+    let _turn = one_at_a_time();
+    let mut daemon = Daemon::start();
+    daemon.add_device("a", "192.0.2.1");
+    daemon.add_device("b", "192.0.2.2");
+    compare(&mut daemon, None, "127.0.0.1", &Plan { rounds: 600, max_bytes: 64 << 20, mtu_code: 3 });
+}
+
+/// Two daemons over veth, with faults in their ports.
+fn wire(ethernet_mtu: u32, faults: Option<&str>, plan: &Plan) {
+    let _turn = one_at_a_time();
+    if missing_program(&["ip"]) || need_root("network namespaces") {
+        return;
+    }
+    let pair = NetnsPair::new(ethernet_mtu);
+    let [mut server, mut client] = [0, 1].map(|end| {
+        let netns = Some(pair.name(end).to_owned());
+        let env = faults.map(|faults| ("VRDMA_FAULTS".to_owned(), format!("{faults},seed={}", end + 1)));
+        let mut daemon =
+            Daemon::start_with(DaemonOptions { netns, env: env.into_iter().collect(), ..DaemonOptions::default() });
+        daemon.add_device(["a", "b"][end], NetnsPair::IPV4[end]);
+        daemon
+    });
+    compare(&mut server, Some(&mut client), NetnsPair::IPV4[0], plan);
+    let counters: Vec<String> =
+        [(&server, "a"), (&client, "b")].map(|(daemon, device)| daemon.device(device)["counters"].to_string()).into();
+    println!("counters: {counters:?}");
+    if faults.is_some() {
+        for (daemon, device) in [(&server, "a"), (&client, "b")] {
+            let counters = daemon.device(device)["counters"].clone();
+            let seen = ["out_of_seq_request", "duplicate_request", "completer_retry_err", "rcvd_seq_err", "implied_nak_err"];
+            let sum: u64 = seen.iter().filter_map(|name| counters[*name].as_u64()).sum();
+            assert!(sum > 0, "faults were injected, yet none was noticed: {counters}");
+        }
+    }
+}
+
+#[test]
+fn wire_mtu_1024() {
+    wire(1500, None, &Plan { rounds: 300, max_bytes: 64 << 20, mtu_code: 3 });
+}
+
+#[test]
+fn wire_mtu_4096() {
+    wire(9000, None, &Plan { rounds: 300, max_bytes: 64 << 20, mtu_code: 5 });
+}
+
+const FAULTS: &str = "loss=0.01,reorder=0.01,duplicate=0.01";
+
+#[test]
+fn wire_mtu_1024_with_loss_reordering_and_duplication() {
+    wire(1500, Some(FAULTS), &Plan { rounds: 120, max_bytes: 64 << 20, mtu_code: 3 });
+}
+
+#[test]
+fn wire_mtu_4096_with_loss_reordering_and_duplication() {
+    wire(9000, Some(FAULTS), &Plan { rounds: 120, max_bytes: 64 << 20, mtu_code: 5 });
+}
