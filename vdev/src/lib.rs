@@ -5,3 +5,4 @@
 
 pub mod copy;
 pub mod memory;
+pub mod port;
