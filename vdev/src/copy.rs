@@ -3,7 +3,7 @@
 //! Why not `memcpy`: just above 2 KiB it turns into `rep movsb`, which on some CPUs is 15 to 30 times slower when the
 //! destination lies 1 to 31 bytes ahead of the source modulo 4096. Why fault-safe: a client may truncate a file that we have
 //! mapped, and the kernel then answers an access with SIGBUS. Every access to client memory therefore goes through a few
-//! routines of known extent ([`x86_64`]); a signal handler ([`fault`]) turns a fault inside them into an error return.
+//! routines of known extent (`x86_64`); a signal handler (`fault`) turns a fault inside them into an error return.
 //!
 //! Bytes are stored in ascending order, the last one last: programs poll the last byte of a WRITE.
 
