@@ -4,6 +4,7 @@
 //! `verbs-client MODE [--key value]…`; run with `vrdma run --dev NAME -- verbs-client …`.
 
 mod data;
+mod lookup;
 mod meet;
 mod refused;
 mod registration;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     let outcome = match mode.as_str() {
         "data" => data::run(&words),
         "stream" => stream::run(&words),
+        "lookup" => lookup::run(&words),
         "victim" => refused::victim(),
         "refused" => refused::run(&words),
         "registration" => registration::run(&words),
