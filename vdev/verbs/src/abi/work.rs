@@ -1,0 +1,68 @@
+//! Work requests and completions.
+
+use super::layout;
+use core::ffi::c_int;
+
+/// `struct ibv_sge`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_sge {
+    pub addr: u64,
+    pub length: u32,
+    pub lkey: u32,
+}
+layout!(ibv_sge: 16, length @ 8, lkey @ 12);
+
+/// `struct ibv_send_wr`. The union `wr` is spelt as its 64-bit words, of which RDMA uses (remote address, rkey) and atomics
+/// (remote address, compare or add, swap, rkey).
+#[repr(C)]
+pub struct ibv_send_wr {
+    pub wr_id: u64,
+    pub next: *mut ibv_send_wr,
+    pub sg_list: *const ibv_sge,
+    pub num_sge: c_int,
+    pub opcode: u32,
+    pub send_flags: u32,
+    /// Immediate data in network order, or the key to invalidate.
+    pub imm: [u8; 4],
+    pub remote_addr: u64,
+    /// The rkey of RDMA in its first half in memory; compare or add of an atomic.
+    pub rkey_or_compare_add: u64,
+    pub swap: u64,
+    pub atomic_rkey: u32,
+    pub qp_type: [u32; 2],
+    pub bind_mw: [u64; 6],
+}
+layout!(ibv_send_wr: 128, next @ 8, sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm @ 36, remote_addr @ 40,
+    rkey_or_compare_add @ 48, swap @ 56, atomic_rkey @ 64, bind_mw @ 80);
+
+/// `struct ibv_recv_wr`.
+#[repr(C)]
+pub struct ibv_recv_wr {
+    pub wr_id: u64,
+    pub next: *mut ibv_recv_wr,
+    pub sg_list: *const ibv_sge,
+    pub num_sge: c_int,
+}
+layout!(ibv_recv_wr: 32, next @ 8, sg_list @ 16, num_sge @ 24);
+
+/// `struct ibv_wc`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ibv_wc {
+    pub wr_id: u64,
+    pub status: u32,
+    pub opcode: u32,
+    pub vendor_err: u32,
+    pub byte_len: u32,
+    pub imm: [u8; 4],
+    pub qp_num: u32,
+    pub src_qp: u32,
+    pub wc_flags: u32,
+    pub pkey_index: u16,
+    pub slid: u16,
+    pub sl: u8,
+    pub dlid_path_bits: u8,
+}
+layout!(ibv_wc: 48, status @ 8, opcode @ 12, vendor_err @ 16, byte_len @ 20, imm @ 24, qp_num @ 28, src_qp @ 32,
+    wc_flags @ 36, pkey_index @ 40, slid @ 42, sl @ 44);

@@ -1,0 +1,253 @@
+//! `ibv_post_send` and `ibv_post_recv`: check, write ring entries, publish, ring.
+//!
+//! What is refused here is what the interface says a post refuses: a wrong state, a full queue, too many buffers, too much inline
+//! data. Keys and bounds are checked by the device when the request runs. Inline data are copied before the post returns.
+
+use crate::abi::codes::{send_flags, wr as opcode};
+use crate::abi::object::ibv_qp;
+use crate::abi::work::{ibv_recv_wr, ibv_send_wr, ibv_sge};
+use crate::connection::Errno;
+use crate::context::{Context, lock};
+use crate::foreign::set_errno;
+use crate::qp::Qp;
+use core::ffi::c_int;
+use core::{iter, slice};
+use vdev_abi::layout::{RecvEntry, SendEntry, Sge};
+use vdev_abi::queue::RingProducer;
+
+const INVALID: Errno = Errno(libc::EINVAL);
+
+/// Posts a chain of send requests; called through the context.
+///
+/// # Safety
+/// The queue pair is live and ours, the chain valid, and `bad_wr` writable.
+pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: per contract.
+    let (ours, context) = unsafe { (Qp::of(qp), Context::of((*qp).context)) };
+    let mut next = wr;
+    let mut result = context.check().and(if ours.may_send() { Ok(()) } else { Err(INVALID) });
+    if result.is_ok() {
+        let mut ring = lock(&ours.send().ring);
+        let before = ring.produced();
+        // SAFETY: per contract, the chain is valid.
+        while let Some(request) = unsafe { next.as_ref() } {
+            // SAFETY: as above.
+            result = unsafe { push_send(context, ours, &mut ring, request) };
+            if result.is_err() {
+                break;
+            }
+            next = request.next;
+        }
+        if ring.produced() != before {
+            ring.publish(ours.map());
+            drop(ring);
+            context.ring(ours.slot());
+        }
+    }
+    match result {
+        Ok(()) => 0,
+        Err(Errno(errno)) => {
+            // SAFETY: per contract.
+            unsafe { bad_wr.write(next) };
+            set_errno(errno);
+            errno
+        }
+    }
+}
+
+/// Posts a chain of receive requests; called through the context.
+///
+/// # Safety
+/// The queue pair is live and ours, the chain valid, and `bad_wr` writable.
+pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: per contract.
+    let (ours, context) = unsafe { (Qp::of(qp), Context::of((*qp).context)) };
+    let mut next = wr;
+    let mut result = context.check().and(if ours.may_receive() { Ok(()) } else { Err(INVALID) });
+    if result.is_ok() {
+        let mut ring = lock(&ours.recv().ring);
+        let before = ring.produced();
+        // SAFETY: per contract, the chain is valid.
+        while let Some(request) = unsafe { next.as_ref() } {
+            // SAFETY: as above.
+            result = unsafe { push_recv(ours, &mut ring, request) };
+            if result.is_err() {
+                break;
+            }
+            next = request.next;
+        }
+        if ring.produced() != before {
+            ring.publish(ours.map());
+            drop(ring);
+            context.ring(ours.slot());
+        }
+    }
+    match result {
+        Ok(()) => 0,
+        Err(Errno(errno)) => {
+            // SAFETY: per contract.
+            unsafe { bad_wr.write(next) };
+            set_errno(errno);
+            errno
+        }
+    }
+}
+
+/// The buffers of a request, if there are not too many.
+///
+/// # Safety
+/// `list` holds `count` entries.
+unsafe fn buffers<'a>(list: *const ibv_sge, count: c_int, max: u32) -> Result<&'a [ibv_sge], Errno> {
+    let count = u32::try_from(count).ok().filter(|&count| count <= max).ok_or(INVALID)?;
+    if count == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: per contract.
+    Ok(unsafe { slice::from_raw_parts(list, count as usize) })
+}
+
+fn sge(buffer: &ibv_sge) -> Sge {
+    Sge { addr: buffer.addr, length: buffer.length, lkey: buffer.lkey }
+}
+
+/// # Safety
+/// The request is valid, and inline data readable.
+unsafe fn push_send(context: &Context, qp: &Qp, ring: &mut RingProducer, request: &ibv_send_wr) -> Result<(), Errno> {
+    if qp.send().outstanding(ring.produced()) >= qp.caps().max_send_wr {
+        return Err(Errno(libc::ENOMEM));
+    }
+    if request.send_flags & !send_flags::KNOWN != 0 {
+        return Err(INVALID);
+    }
+    let mut entry = head(request)?;
+    // An inline list is not limited by the number of buffers, as it is copied; it is by the length.
+    let inline = request.send_flags & send_flags::INLINE != 0;
+    let max_sge = if inline { context.info.max_sge } else { qp.caps().max_send_sge };
+    // SAFETY: per contract.
+    let list = unsafe { buffers(request.sg_list, request.num_sge, max_sge) }?;
+    let total: u64 = list.iter().map(|buffer| u64::from(buffer.length)).sum();
+    if total > u64::from(context.info.max_msg_size) {
+        return Err(INVALID);
+    }
+    if inline {
+        if total > u64::from(qp.caps().max_inline_data) || is_response_op(request.opcode) {
+            return Err(INVALID);
+        }
+        entry.inline_len = u32::try_from(total).map_err(|_| INVALID)?;
+        let mut at = ring.push_send(qp.map(), &entry, iter::empty());
+        for buffer in list {
+            // SAFETY: the program vouches for its buffers; the ring is other memory.
+            unsafe { qp.map().copy_in(at, buffer.addr as *const u8, buffer.length as usize) };
+            at += buffer.length as usize;
+        }
+        return Ok(());
+    }
+    if !is_response_op(request.opcode)
+        && let Some((slots, staged)) = context.staging.stage(context, qp.pd_handle(), list, total)
+    {
+        qp.note_staged(ring.produced(), slots);
+        entry.num_sge = 1;
+        ring.push_send(qp.map(), &entry, iter::once(staged));
+        return Ok(());
+    }
+    entry.num_sge = u16::try_from(list.len()).map_err(|_| INVALID)?;
+    ring.push_send(qp.map(), &entry, list.iter().map(sge));
+    Ok(())
+}
+
+/// Whether the buffers are where a response goes.
+fn is_response_op(code: u32) -> bool {
+    matches!(code, opcode::RDMA_READ | opcode::ATOMIC_CMP_AND_SWP | opcode::ATOMIC_FETCH_AND_ADD)
+}
+
+/// The head of an entry, without the counts.
+fn head(request: &ibv_send_wr) -> Result<SendEntry, Errno> {
+    let mut entry = SendEntry {
+        wr_id: request.wr_id,
+        opcode: u8::try_from(request.opcode).map_err(|_| INVALID)?,
+        flags: u8::try_from(request.send_flags).map_err(|_| INVALID)?,
+        imm: request.imm,
+        ..SendEntry::default()
+    };
+    match request.opcode {
+        opcode::SEND | opcode::SEND_WITH_IMM | opcode::SEND_WITH_INV => {}
+        opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM | opcode::RDMA_READ => {
+            let [a, b, c, d, ..] = request.rkey_or_compare_add.to_ne_bytes();
+            entry.remote_addr = request.remote_addr;
+            entry.rkey = u32::from_ne_bytes([a, b, c, d]);
+        }
+        opcode::ATOMIC_CMP_AND_SWP | opcode::ATOMIC_FETCH_AND_ADD => {
+            entry.remote_addr = request.remote_addr;
+            entry.rkey = request.atomic_rkey;
+            entry.compare_add = request.rkey_or_compare_add;
+            entry.swap = request.swap;
+        }
+        _ => return Err(INVALID),
+    }
+    Ok(entry)
+}
+
+/// # Safety
+/// The request is valid.
+unsafe fn push_recv(qp: &Qp, ring: &mut RingProducer, request: &ibv_recv_wr) -> Result<(), Errno> {
+    if qp.recv().outstanding(ring.produced()) >= qp.caps().max_recv_wr {
+        return Err(Errno(libc::ENOMEM));
+    }
+    // SAFETY: per contract.
+    let list = unsafe { buffers(request.sg_list, request.num_sge, qp.caps().max_recv_sge) }?;
+    let num_sge = u32::try_from(list.len()).map_err(|_| INVALID)?;
+    let entry = RecvEntry { wr_id: request.wr_id, num_sge, reserved: 0 };
+    ring.push_recv(qp.map(), &entry, list.iter().map(sge));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::ptr;
+
+    fn request(opcode: u32) -> ibv_send_wr {
+        ibv_send_wr {
+            wr_id: 5,
+            next: ptr::null_mut(),
+            sg_list: ptr::null(),
+            num_sge: 0,
+            opcode,
+            send_flags: 2,
+            imm: [1, 2, 3, 4],
+            remote_addr: 0x1000,
+            rkey_or_compare_add: u64::from_ne_bytes([7, 0, 0, 0, 9, 9, 9, 9]),
+            swap: 11,
+            atomic_rkey: 13,
+            qp_type: [0; 2],
+            bind_mw: [0; 6],
+        }
+    }
+
+    #[test]
+    fn heads_take_the_right_part_of_the_union() {
+        let write = head(&request(opcode::RDMA_WRITE_WITH_IMM)).unwrap();
+        assert_eq!((write.remote_addr, write.rkey, write.imm), (0x1000, u32::from_ne_bytes([7, 0, 0, 0]), [1, 2, 3, 4]));
+        let atomic = head(&request(opcode::ATOMIC_CMP_AND_SWP)).unwrap();
+        assert_eq!((atomic.rkey, atomic.swap, atomic.compare_add), (13, 11, request(0).rkey_or_compare_add));
+        let send = head(&request(opcode::SEND)).unwrap();
+        assert_eq!((send.remote_addr, send.rkey, send.flags), (0, 0, 2));
+    }
+
+    #[test]
+    fn unknown_opcodes_are_refused() {
+        for code in [7, 8, 10, 11, 255, 256, u32::MAX] {
+            assert_eq!(head(&request(code)).err(), Some(INVALID), "{code}");
+        }
+    }
+
+    #[test]
+    fn lists_are_bounded() {
+        // SAFETY: nothing is read when the count is refused or zero.
+        unsafe {
+            assert!(buffers(ptr::null(), 0, 4).unwrap().is_empty());
+            assert!(buffers(ptr::null(), -1, 4).is_err());
+            assert!(buffers(ptr::null(), 5, 4).is_err());
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Verbs that our devices do not have. They are defined so that a call with one of our objects is refused here, with the error that
+//! the interface documents, instead of reaching the real library, which would take the object for its own.
+
+use crate::abi::object::{ibv_mr, ibv_pd, ibv_qp};
+use crate::abi::work::{ibv_recv_wr, ibv_wc};
+use crate::foreign::{null, own_context, own_object, set_errno, verbs};
+use core::ffi::{c_int, c_void};
+
+const NO: c_int = libc::EOPNOTSUPP;
+/// `IBV_REREG_MR_ERR_CMD`: the region is as it was.
+const REREG_FAILED: c_int = -4;
+
+fn no() -> c_int {
+    set_errno(NO);
+    NO
+}
+
+/// Called through the context.
+pub unsafe extern "C" fn alloc_mw(_pd: *mut ibv_pd, _kind: c_int) -> *mut c_void {
+    null(NO)
+}
+
+/// Called through the context.
+pub unsafe extern "C" fn bind_mw(_qp: *mut ibv_qp, _window: *mut c_void, _bind: *mut c_void) -> c_int {
+    no()
+}
+
+/// Called through the context.
+pub unsafe extern "C" fn dealloc_mw(_window: *mut c_void) -> c_int {
+    no()
+}
+
+/// Called through the context.
+///
+/// # Safety
+/// `bad_wr` is writable.
+pub unsafe extern "C" fn post_srq_recv(_srq: *mut c_void, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: per contract.
+    unsafe { bad_wr.write(wr) };
+    no()
+}
+
+/// Verbs that answer with an error number.
+macro_rules! refuse_code {
+    ($($name:ident($object:ident: $own:ident $(, $arg:ident: $type:ty)*);)*) => {
+        verbs! {
+            $(
+                /// Not available for our objects.
+                fn $name($object: *mut c_void $(, $arg: $type)*) -> c_int,
+                    if $own($object.cast_const().cast()) => { $(let _ = $arg;)* no() } else libc::ENOSYS;
+            )*
+        }
+    };
+}
+
+/// Verbs that answer with a pointer.
+macro_rules! refuse_pointer {
+    ($($name:ident($object:ident: $own:ident $(, $arg:ident: $type:ty)*);)*) => {
+        verbs! {
+            $(
+                /// Not available for our objects.
+                fn $name($object: *mut c_void $(, $arg: $type)*) -> *mut c_void,
+                    if $own($object.cast_const().cast()) => { $(let _ = $arg;)* null(NO) } else null(libc::ENOSYS);
+            )*
+        }
+    };
+}
+
+/// An object of any kind.
+unsafe fn own(object: *const c_void) -> bool {
+    // SAFETY: the callers pass what the program passed as a live object.
+    unsafe { own_object(object) }
+}
+
+refuse_code! {
+    ibv_modify_srq(srq: own, attr: *mut c_void, mask: c_int);
+    ibv_query_srq(srq: own, attr: *mut c_void);
+    ibv_destroy_srq(srq: own);
+    ibv_destroy_ah(ah: own);
+    ibv_init_ah_from_wc(context: own_context, port: u8, wc: *mut ibv_wc, grh: *mut c_void, attr: *mut c_void);
+    ibv_resolve_eth_l2_from_gid(context: own_context, attr: *mut c_void, mac: *mut u8, vlan: *mut u16);
+    ibv_attach_mcast(qp: own, gid: *const c_void, lid: u16);
+    ibv_detach_mcast(qp: own, gid: *const c_void, lid: u16);
+    ibv_query_ece(qp: own, ece: *mut c_void);
+    ibv_set_ece(qp: own, ece: *mut c_void);
+    ibv_dealloc_dmah(dmah: own);
+    ibv_dm_export_dmabuf_fd(dm: own);
+    ibv_export_buf_dmabuf_fd(buf: own, offset: *mut c_void);
+    ibv_destroy_comp_cntr(counter: own);
+    ibv_set_comp_cntr(counter: own, value: u64);
+    ibv_set_err_comp_cntr(counter: own, value: u64);
+    ibv_inc_comp_cntr(counter: own, amount: u64);
+    ibv_inc_err_comp_cntr(counter: own, amount: u64);
+    ibv_read_comp_cntr(counter: own, value: *mut u64);
+    ibv_read_err_comp_cntr(counter: own, value: *mut u64);
+    ibv_qp_attach_comp_cntr(qp: own, counter: *mut c_void, attr: *mut c_void);
+    _ibv_query_comp_cntr_caps(context: own_context, caps: *mut c_void, size: usize);
+}
+
+refuse_pointer! {
+    ibv_create_srq(pd: own, attr: *mut c_void);
+    ibv_create_ah(pd: own, attr: *mut c_void);
+    ibv_create_ah_from_wc(pd: own, wc: *mut ibv_wc, grh: *mut c_void, port: u8);
+    ibv_reg_dmabuf_mr(pd: own, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int);
+    ibv_reg_mr_ex(pd: own, attr: *mut c_void);
+    ibv_import_pd(context: own_context, handle: u32);
+    ibv_import_mr(pd: own, handle: u32);
+    ibv_import_dm(context: own_context, handle: u32);
+    ibv_alloc_dmah(context: own_context, attr: *mut c_void);
+    ibv_alloc_buf(pd: own, size: usize, buf: *mut *mut c_void);
+    ibv_reg_buf_mr(pd: own, buf: *mut c_void, addr: *mut c_void, length: usize, access: c_int);
+    ibv_create_comp_cntr(context: own_context, attr: *mut c_void);
+}
+
+verbs! {
+    /// A region cannot be changed; it stays as it was.
+    fn ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize,
+        access: c_int) -> c_int,
+        if own_object(mr) => {
+            let _ = (flags, pd, addr, length, access);
+            set_errno(NO);
+            REREG_FAILED
+        } else { set_errno(libc::ENOSYS); REREG_FAILED };
+
+    /// Our objects are never imported, so there is nothing to let go of.
+    fn ibv_unimport_pd(pd: *mut ibv_pd) -> (), if own_object(pd) => { } else ();
+
+    /// See `ibv_unimport_pd`.
+    fn ibv_unimport_mr(mr: *mut ibv_mr) -> (), if own_object(mr) => { } else ();
+
+    /// See `ibv_unimport_pd`.
+    fn ibv_unimport_dm(dm: *mut c_void) -> (), if own_object(dm) => { } else ();
+
+    /// Our devices make no such buffers.
+    fn ibv_free_buf(buf: *mut c_void) -> (), if own_object(buf) => { } else ();
+}
