@@ -1,0 +1,314 @@
+//! What each request of a client needs before and after the datapath: memory, descriptors, a look at its process.
+//!
+//! Owns: sizes granted, descriptors made and passed, the check of values that are the daemon's own. Objects live in the datapath,
+//! in the tables of the client.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use emtt::Access;
+use nix::fcntl::OFlag;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use rnic::limits as core_limits;
+use tokio::sync::mpsc;
+use vdev_abi::control::{
+    ABI_VERSION, DeviceInfo, Handle, PortInfo, QpCaps, Refusal, Reply, Request, SharedRange,
+};
+use vdev_abi::layout::{ContextPage, CqLayout, DOORBELL_SLOTS, QpLayout, STAGING_BYTES};
+use vdev_abi::mapping::Mapping;
+
+use super::devices::Device;
+use super::session::Answer;
+use crate::datapath::{ClientId, ClientInit, Datapath, DatapathHandle, Gone, QpRequest, limits, refuse};
+use crate::memory::{self, Peer, Process};
+
+/// Bytes kept of a program's name.
+const PROGRAM_BYTES: usize = 64;
+/// `enum ibv_qp_type`.
+const IBV_QPT_RC: u32 = 2;
+
+/// One connection's side of its calls.
+pub struct Caller<'a> {
+    device: Arc<Device>,
+    datapath: DatapathHandle,
+    peer: &'a Peer,
+    ended: mpsc::UnboundedSender<String>,
+    live: Option<Live>,
+}
+
+/// After Hello.
+struct Live {
+    client: ClientId,
+    process: Arc<Process>,
+    program: String,
+}
+
+/// What the system refused while an object was made.
+fn system(what: &str) -> impl FnOnce(io::Error) -> Refusal + '_ {
+    move |error| {
+        let errno = error.raw_os_error().unwrap_or(libc::EIO);
+        refuse(errno, format!("the daemon cannot make {what}: {error}"))
+    }
+}
+
+fn stopping(_: Gone) -> Refusal {
+    refuse(libc::ENODEV, "the daemon is stopping")
+}
+
+impl<'a> Caller<'a> {
+    /// A connection that has not said Hello.
+    pub fn new(device: Arc<Device>, datapath: DatapathHandle, peer: &'a Peer, ended: mpsc::UnboundedSender<String>) -> Self {
+        Caller { device, datapath, peer, ended, live: None }
+    }
+
+    /// In the datapath, once there has been a Hello.
+    pub fn client(&self) -> Option<ClientId> {
+        self.live.as_ref().map(|live| live.client)
+    }
+
+    /// Program name, once there has been a Hello.
+    pub fn program(&self) -> Option<&str> {
+        self.live.as_ref().map(|live| live.program.as_str())
+    }
+
+    /// Process ID.
+    pub fn pid(&self) -> i32 {
+        self.peer.pid
+    }
+
+    /// Executes a request. Descriptors that it does not want are closed.
+    pub async fn execute(&mut self, request: Request, fds: Vec<OwnedFd>) -> Answer {
+        let request = match request {
+            Request::Hello { abi, program } => return self.hello(abi, &program, fds).await,
+            other => other,
+        };
+        let Some(Live { client, process, .. }) = &self.live else {
+            return Err(refuse(libc::EPROTO, "the first message has to be Hello"));
+        };
+        let (client, process) = (*client, process.clone());
+        match request {
+            Request::Hello { .. } => unreachable!("taken above"),
+            Request::QueryPort => Ok((Reply::Port(self.port()), Vec::new())),
+            Request::AllocPd => self.on_datapath(move |d| d.alloc_pd(client)).await.map(|pd| (Reply::Handle(pd), Vec::new())),
+            Request::DeallocPd { pd } => self.done(move |d| d.dealloc_pd(client, pd)).await,
+            Request::RegMr { pd, addr, length, iova, access, shared } => {
+                self.reg_mr(client, &process, MrRequest { pd, addr, length, iova, access, shared }, fds).await
+            }
+            Request::DeregMr { mr } => self.done(move |d| d.dereg_mr(client, mr)).await,
+            Request::CreateChannel => self.create_channel(client).await,
+            Request::DestroyChannel { channel } => self.done(move |d| d.destroy_channel(client, channel)).await,
+            Request::CreateCq { depth, channel, cookie } => self.create_cq(client, depth, channel, cookie).await,
+            Request::DestroyCq { cq } => self.done(move |d| d.destroy_cq(client, cq)).await,
+            Request::CreateQp { pd, qp_type, send_cq, recv_cq, caps, all_signaled, cookie } => {
+                if qp_type != IBV_QPT_RC {
+                    return Err(refuse(libc::EOPNOTSUPP, format!("queue pairs of type {qp_type} are not supported, only RC (2)")));
+                }
+                self.create_qp(client, QpRequest { pd, send_cq, recv_cq, caps, all_signaled, cookie }).await
+            }
+            Request::ModifyQp { qp, mask, attr } => self.done(move |d| d.modify_qp(client, qp, mask, &attr)).await,
+            Request::QueryQp { qp } => {
+                self.on_datapath(move |d| d.query_qp(client, qp)).await.map(|attr| (Reply::QpAttr(attr), Vec::new()))
+            }
+            Request::DestroyQp { qp } => self.done(move |d| d.destroy_qp(client, qp)).await,
+            Request::CreateStaging => self.create_staging(client).await,
+        }
+    }
+
+    async fn on_datapath<R: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Datapath) -> Result<R, Refusal> + Send + 'static,
+    ) -> Result<R, Refusal> {
+        self.datapath.call(call).await.map_err(stopping)?
+    }
+
+    /// A call that answers Done; what it returns is dropped here, off the datapath.
+    async fn done<R: Send + 'static>(&self, call: impl FnOnce(&mut Datapath) -> Result<R, Refusal> + Send + 'static) -> Answer {
+        self.on_datapath(call).await.map(|_| (Reply::Done, Vec::new()))
+    }
+
+    fn port(&self) -> PortInfo {
+        let view = self.device.port();
+        // IBV_PORT_ACTIVE and IBV_PORT_DOWN.
+        PortInfo { state: if view.is_up { 4 } else { 1 }, active_mtu: view.mtu as u32 }
+    }
+
+    async fn hello(&mut self, abi: u32, program: &str, fds: Vec<OwnedFd>) -> Answer {
+        if self.live.is_some() {
+            return Err(refuse(libc::EPROTO, "this connection has said Hello before"));
+        }
+        if abi != ABI_VERSION {
+            return Err(refuse(
+                libc::EPROTO,
+                format!("the verbs library speaks version {abi}, this daemon version {ABI_VERSION}: use the library that came with it"),
+            ));
+        }
+        let mem = fds.into_iter().next();
+        let process = Process::open(self.peer, mem).map_err(|error| refuse(error.errno(), error.to_string()))?;
+        let process = Arc::new(process);
+        let (page_fd, page) = Mapping::create(c"vrdma-context", ContextPage::BYTES).map_err(system("the context page"))?;
+        let doorbell = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|errno| system("the doorbell")(errno.into()))?;
+        let their_doorbell = doorbell.as_fd().try_clone_to_owned().map_err(system("the doorbell"))?;
+        let (their_events, events) = pipe().map_err(system("the event pipe"))?;
+        let init = ClientInit {
+            device: self.device.id,
+            page,
+            doorbell,
+            events,
+            process: process.clone(),
+            ended: self.ended.clone(),
+        };
+        let client = self.on_datapath(move |d| d.attach(init).map_err(system("a place for the client"))).await?;
+        self.live = Some(Live { client, process, program: shortened(program) });
+        Ok((Reply::Device(self.device_info()), vec![page_fd, their_doorbell, their_events]))
+    }
+
+    fn device_info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: self.device.name.clone(),
+            fw_version: env!("CARGO_PKG_VERSION").into(),
+            guid: self.device.guid,
+            max_mr_size: 1 << 47,
+            max_qp: DOORBELL_SLOTS as u32,
+            max_qp_wr: core_limits::MAX_QP_WR,
+            max_sge: core_limits::MAX_SGE,
+            max_inline_data: core_limits::MAX_INLINE,
+            max_cq: limits::CQS as u32,
+            max_cqe: limits::CQE,
+            max_mr: limits::REGIONS as u32,
+            max_pd: limits::PDS as u32,
+            max_qp_rd_atomic: core_limits::MAX_RD_ATOMIC.into(),
+            max_msg_size: core_limits::MAX_MSG as u32,
+            gids: self.device.gids().iter().map(|gid| gid.0).collect(),
+            port: self.port(),
+        }
+    }
+
+    async fn reg_mr(&self, client: ClientId, process: &Arc<Process>, request: MrRequest, fds: Vec<OwnedFd>) -> Answer {
+        let MrRequest { pd, addr, length, iova, access, shared } = request;
+        let bad = |message: String| Err(refuse(libc::EINVAL, message));
+        let Some(access) = Access::from_bits(access) else { return bad(format!("access flags {access:#x} are not supported")) };
+        if !access.is_consistent() {
+            return bad("remote write or atomic access needs local write access".into());
+        }
+        if fds.len() != shared.len() {
+            return bad(format!("{} shared ranges came with {} descriptors", shared.len(), fds.len()));
+        }
+        let writable = access.contains(Access::LOCAL_WRITE);
+        let shared = shared.into_iter().zip(fds).collect();
+        let resolved = memory::resolve(process, addr, length, writable, shared)
+            .map_err(|error| refuse(error.errno(), error.to_string()))?;
+        let mapped = resolved.fully_mapped;
+        let region = self.on_datapath(move |d| d.reg_mr(client, pd, iova, access, resolved)).await?;
+        Ok((Reply::Region { mr: region.handle, lkey: region.lkey, rkey: region.rkey, mapped }, Vec::new()))
+    }
+
+    async fn create_channel(&self, client: ClientId) -> Answer {
+        let (theirs, ours) = pipe().map_err(system("a completion channel"))?;
+        let channel = self.on_datapath(move |d| d.create_channel(client, ours)).await?;
+        Ok((Reply::Channel(channel), vec![theirs]))
+    }
+
+    async fn create_cq(&self, client: ClientId, depth: u32, channel: Option<Handle>, cookie: u64) -> Answer {
+        if depth == 0 || depth > limits::CQE {
+            return Err(refuse(libc::EINVAL, format!("a completion queue has 1 to {} entries, not {depth}", limits::CQE)));
+        }
+        let layout = CqLayout::new(depth).ok_or_else(|| refuse(libc::EINVAL, "no such completion queue"))?;
+        let (fd, ring) = Mapping::create(c"vrdma-cq", layout.bytes).map_err(system("a completion ring"))?;
+        let cq = self.on_datapath(move |d| d.create_cq(client, ring, &layout, channel, cookie)).await?;
+        Ok((Reply::Cq { cq, depth: layout.depth }, vec![fd]))
+    }
+
+    async fn create_qp(&self, client: ClientId, request: QpRequest) -> Answer {
+        let (caps, layout) = grant(&request.caps)?;
+        let request = QpRequest { caps, ..request };
+        let (fd, memory) = Mapping::create(c"vrdma-qp", layout.bytes).map_err(system("the rings of a queue pair"))?;
+        let memory = Arc::new(memory);
+        let qp = self.on_datapath(move |d| d.create_qp(client, memory, &layout, &request)).await?;
+        Ok((Reply::Qp { qp: qp.handle, qpn: qp.qpn, doorbell: qp.slot, caps }, vec![fd]))
+    }
+
+    async fn create_staging(&self, client: ClientId) -> Answer {
+        let (fd, memory) = Mapping::create(c"vrdma-staging", STAGING_BYTES).map_err(system("a staging buffer"))?;
+        let memory = Arc::new(memory);
+        self.on_datapath(move |d| d.create_staging(client, memory)).await?;
+        Ok((Reply::Staging, vec![fd]))
+    }
+}
+
+struct MrRequest {
+    pd: Handle,
+    addr: u64,
+    length: u64,
+    iova: u64,
+    access: u32,
+    shared: Vec<SharedRange>,
+}
+
+/// Sizes granted for sizes wanted, and the layout for them. Checked before any memory is made.
+fn grant(wanted: &QpCaps) -> Result<(QpCaps, QpLayout), Refusal> {
+    for (name, value, limit) in [
+        ("max_send_wr", wanted.max_send_wr, core_limits::MAX_QP_WR),
+        ("max_recv_wr", wanted.max_recv_wr, core_limits::MAX_QP_WR),
+        ("max_send_sge", wanted.max_send_sge, core_limits::MAX_SGE),
+        ("max_recv_sge", wanted.max_recv_sge, core_limits::MAX_SGE),
+        ("max_inline_data", wanted.max_inline_data, core_limits::MAX_INLINE),
+    ] {
+        if value > limit {
+            return Err(refuse(libc::EINVAL, format!("{name} {value} is more than the device's {limit}")));
+        }
+    }
+    let layout = QpLayout::new(wanted).ok_or_else(|| refuse(libc::EINVAL, "no such queue pair"))?;
+    // Rings are powers of two; a client may use all of them.
+    let caps = QpCaps { max_send_wr: layout.sq_depth, max_recv_wr: layout.rq_depth, ..*wanted };
+    Ok((caps, layout))
+}
+
+/// Read end for the client, which may block on it; write end for us, which never does.
+fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    nix::fcntl::fcntl(&write, nix::fcntl::FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    Ok((read, write))
+}
+
+/// What people are shown: printable, and short.
+fn shortened(program: &str) -> String {
+    let mut end = program.len().min(PROGRAM_BYTES);
+    while !program.is_char_boundary(end) {
+        end -= 1;
+    }
+    program[..end].chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn program_names_are_cut_at_a_character() {
+        assert_eq!(shortened("ib_write_bw"), "ib_write_bw");
+        assert_eq!(shortened(&"ü".repeat(40)), "ü".repeat(32));
+        assert_eq!(shortened(&("x".to_owned() + &"ü".repeat(40))).len(), 63);
+        assert_eq!(shortened("a\nb\x1b[0m"), "a?b?[0m");
+    }
+
+    #[test]
+    fn granted_sizes_are_at_least_those_wanted_and_bounded() {
+        let wanted = QpCaps { max_send_wr: 100, max_recv_wr: 0, max_send_sge: 3, max_recv_sge: 1, max_inline_data: 60 };
+        let (caps, layout) = grant(&wanted).unwrap();
+        assert_eq!((caps.max_send_wr, caps.max_recv_wr, caps.max_inline_data), (128, 0, 60));
+        assert_eq!(QpLayout::new(&caps), Some(layout));
+        let most = core_limits::MAX_QP_WR;
+        assert!(grant(&QpCaps { max_send_wr: most, ..wanted }).is_ok());
+        for spoiled in [
+            QpCaps { max_send_wr: most + 1, ..wanted },
+            QpCaps { max_recv_wr: u32::MAX, ..wanted },
+            QpCaps { max_send_sge: core_limits::MAX_SGE + 1, ..wanted },
+            QpCaps { max_recv_sge: 1 << 31, ..wanted },
+            QpCaps { max_inline_data: u32::MAX, ..wanted },
+        ] {
+            assert_eq!(grant(&spoiled).unwrap_err().errno, libc::EINVAL);
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! The devices of this daemon: made, shown, changed by what happens to interfaces, removed.
+//!
+//! Changes are made one after the other under one lock and run to their end even if the caller goes away, so that of many
+//! callers exactly one makes a device and no half of one is ever seen. Owns: names, addresses, the socket files. Never: what
+//! happens on a connection ([`super::session`]).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use nix::sys::socket::SockType;
+use rnic::{DeviceId, DeviceInit};
+use roce::{Gid, Mtu};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+
+use super::access::bind_with;
+use super::links::{Links, PortView};
+use super::session::{self, Sessions};
+use super::spec::{DeviceSpec, check_name};
+use super::seqpacket::{self, MAX_SOCKET_PATH};
+use crate::daemon::DEVICE_FOLDER;
+use crate::datapath::{DatapathHandle, Gone};
+use crate::port::UdpPort;
+
+/// A device.
+pub struct Device {
+    /// Its name.
+    pub name: String,
+    /// In the core.
+    pub id: DeviceId,
+    /// Node GUID, EUI-64.
+    pub guid: u64,
+    /// What was asked for.
+    pub spec: DeviceSpec,
+    /// Its socket.
+    pub socket: PathBuf,
+    /// How long it took to make, in microseconds.
+    pub create_us: u64,
+    /// The port as last judged.
+    port: Mutex<PortView>,
+    /// Connections.
+    pub sessions: Sessions,
+    /// True once the device is removed: sessions end.
+    removed: watch::Sender<bool>,
+}
+
+/// Why a change was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// What was asked for cannot be.
+    #[error("{0}")]
+    Invalid(String),
+    /// It collides with a device that exists, or with another program.
+    #[error("{0}")]
+    Conflict(String),
+    /// No such device.
+    #[error("there is no device {0:?}: `vrdma dev list` shows those that there are")]
+    NotFound(String),
+    /// The system or a limit refused.
+    #[error("{0}")]
+    Failed(String),
+    /// The daemon is stopping.
+    #[error("the daemon is stopping")]
+    Stopping,
+}
+
+impl From<Gone> for DeviceError {
+    fn from(_: Gone) -> Self {
+        DeviceError::Stopping
+    }
+}
+
+/// All devices of the daemon.
+pub struct Devices {
+    dir: PathBuf,
+    /// The way to the core.
+    pub datapath: DatapathHandle,
+    /// Held during a change; true once the daemon is stopping.
+    changing: tokio::sync::Mutex<bool>,
+    table: Mutex<BTreeMap<String, Arc<Device>>>,
+    links: Mutex<Links>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every critical section leaves the value whole at each step.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Device {
+    /// The port at this moment.
+    pub fn port(&self) -> PortView {
+        lock(&self.port).clone()
+    }
+
+    /// The GID table.
+    pub fn gids(&self) -> Vec<Gid> {
+        self.spec.ips.iter().map(|&ip| Gid::from(ip)).collect()
+    }
+
+    /// Becomes true when the device is removed.
+    pub fn removal(&self) -> watch::Receiver<bool> {
+        self.removed.subscribe()
+    }
+}
+
+impl Devices {
+    /// No devices yet.
+    pub fn new(dir: &Path, datapath: DatapathHandle) -> Devices {
+        let links = Links::read().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot list the interfaces of this host");
+            Links::default()
+        });
+        Devices {
+            dir: dir.to_owned(),
+            datapath,
+            changing: tokio::sync::Mutex::new(false),
+            table: Mutex::default(),
+            links: Mutex::new(links),
+        }
+    }
+
+    /// All devices, by name.
+    pub fn all(&self) -> Vec<Arc<Device>> {
+        lock(&self.table).values().cloned().collect()
+    }
+
+    /// One device.
+    ///
+    /// # Errors
+    /// [`DeviceError::NotFound`].
+    pub fn get(&self, name: &str) -> Result<Arc<Device>, DeviceError> {
+        lock(&self.table).get(name).cloned().ok_or_else(|| DeviceError::NotFound(name.chars().take(64).collect()))
+    }
+
+    /// Makes a device, or finds that it exists just so. True if it was made.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing is left behind.
+    pub async fn put(self: &Arc<Self>, name: &str, spec: DeviceSpec) -> Result<(Arc<Device>, bool), DeviceError> {
+        check_name(name).map_err(DeviceError::Invalid)?;
+        let (devices, name) = (self.clone(), name.to_owned());
+        // A task of its own: the caller may be dropped when its connection closes.
+        tokio::spawn(async move { devices.put_locked(name, spec).await }).await.map_err(|_| DeviceError::Stopping)?
+    }
+
+    async fn put_locked(self: Arc<Self>, name: String, spec: DeviceSpec) -> Result<(Arc<Device>, bool), DeviceError> {
+        let stopping = self.changing.lock().await;
+        if *stopping {
+            return Err(DeviceError::Stopping);
+        }
+        let started = Instant::now();
+        if let Some(device) = lock(&self.table).get(&name) {
+            return if device.spec == spec {
+                Ok((device.clone(), false))
+            } else {
+                Err(DeviceError::Conflict(format!(
+                    "device {name} exists with other settings: remove it first (`vrdma dev del {name}`), or choose another name"
+                )))
+            };
+        }
+        for device in lock(&self.table).values() {
+            if let Some(ip) = spec.ips.iter().find(|ip| device.spec.ips.contains(ip)) {
+                return Err(DeviceError::Conflict(format!("{ip} belongs to device {}: choose another address", device.name)));
+            }
+        }
+        let socket = self.dir.join(DEVICE_FOLDER).join(format!("{name}.sock"));
+        let len = socket.as_os_str().as_bytes().len();
+        if len > MAX_SOCKET_PATH {
+            return Err(DeviceError::Invalid(format!(
+                "{} is {len} bytes long, and a Unix socket path holds at most {MAX_SOCKET_PATH}: choose a shorter name, or a \
+                 shorter directory for the daemon",
+                socket.display()
+            )));
+        }
+        let device = self.make(name, spec, socket, started).await?;
+        lock(&self.table).insert(device.name.clone(), device.clone());
+        tracing::info!(device = %device.name, us = device.create_us, "device added");
+        Ok((device, true))
+    }
+
+    async fn make(
+        self: &Arc<Self>,
+        name: String,
+        spec: DeviceSpec,
+        socket: PathBuf,
+        started: Instant,
+    ) -> Result<Arc<Device>, DeviceError> {
+        let links = lock(&self.links).fresh().clone();
+        let mut view = links.judge(&spec, None);
+        let mut ports = Vec::new();
+        for ip in view.on_wire.keys().copied().collect::<Vec<_>>() {
+            let port = UdpPort::open(ip).map_err(|error| DeviceError::Conflict(format!("cannot use {ip} on the wire: {error}")))?;
+            view.opened(ip, port.mtu());
+            ports.push((ip, port));
+        }
+        let listener = bind_with(&socket, SockType::SeqPacket, spec.mode, spec.uid, spec.gid)
+            .and_then(|fd| AsyncFd::new(fd).inspect_err(|_| drop(std::fs::remove_file(&socket))))
+            .map_err(|error| DeviceError::Failed(format!("cannot make the socket {}: {error}", socket.display())))?;
+        let init = DeviceInit { gids: spec.ips.iter().map(|&ip| Gid::from(ip)).collect(), mtu: view.mtu };
+        let up = view.is_up;
+        let added = self.datapath.call(move |datapath| datapath.add_device(init, up, ports)).await;
+        let id = match added.map_err(DeviceError::from).and_then(|added| added.map_err(DeviceError::Failed)) {
+            Ok(id) => id,
+            Err(error) => {
+                let _ = std::fs::remove_file(&socket);
+                return Err(error);
+            }
+        };
+        if let Err(error) = seqpacket::listen(listener.get_ref().as_fd()) {
+            let _ = std::fs::remove_file(&socket);
+            self.datapath.post(move |datapath| drop(datapath.remove_device(id)));
+            return Err(DeviceError::Failed(format!("cannot listen on {}: {error}", socket.display())));
+        }
+        let device = Arc::new(Device {
+            guid: guid(&name, &spec.ips[0]),
+            name,
+            id,
+            spec,
+            socket,
+            create_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
+            port: Mutex::new(view),
+            sessions: Sessions::default(),
+            removed: watch::Sender::new(false),
+        });
+        tokio::spawn(session::accept(listener, device.clone(), self.datapath.clone()));
+        Ok(device)
+    }
+
+    /// Removes a device and ends its clients. No such device is no error.
+    ///
+    /// # Errors
+    /// [`DeviceError::Stopping`].
+    pub async fn delete(self: &Arc<Self>, name: &str) -> Result<(), DeviceError> {
+        let (devices, name) = (self.clone(), name.to_owned());
+        tokio::spawn(async move {
+            let stopping = devices.changing.lock().await;
+            if *stopping { Err(DeviceError::Stopping) } else { devices.remove(&name).await.map_err(DeviceError::from) }
+        })
+        .await
+        .map_err(|_| DeviceError::Stopping)?
+    }
+
+    async fn remove(&self, name: &str) -> Result<(), Gone> {
+        let Some(device) = lock(&self.table).remove(name) else { return Ok(()) };
+        // First the socket, so that nobody finds a device that is going.
+        if let Err(error) = std::fs::remove_file(&device.socket) {
+            tracing::warn!(socket = %device.socket.display(), %error, "cannot remove a socket");
+        }
+        device.removed.send_replace(true);
+        let id = device.id;
+        let ended = self.datapath.call(move |datapath| datapath.remove_device(id)).await?;
+        // Their memory is unmapped here, not in the data path.
+        drop(ended);
+        tracing::info!(device = %name, "device removed");
+        Ok(())
+    }
+
+    /// Removes everything; later changes are refused.
+    pub async fn close(&self) {
+        let mut stopping = self.changing.lock().await;
+        *stopping = true;
+        let names: Vec<String> = lock(&self.table).keys().cloned().collect();
+        for name in names {
+            // A datapath that is gone has let go of everything itself.
+            let _ = self.remove(&name).await;
+        }
+    }
+
+    /// Looks at the interfaces again and tells devices what has changed for them.
+    pub async fn links_changed(&self) {
+        let _changing = self.changing.lock().await;
+        let links = match Links::read() {
+            Ok(links) => links,
+            Err(error) => return tracing::warn!(%error, "cannot list the interfaces of this host"),
+        };
+        let known = std::mem::replace(&mut *lock(&self.links), links.clone());
+        if known == links {
+            return;
+        }
+        for device in self.all() {
+            if device.spec.ips.iter().any(|ip| !links.same(&known, ip)) && self.judge_again(&device, &links, &known).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn judge_again(&self, device: &Device, links: &Links, known: &Links) -> Result<(), Gone> {
+        let before = device.port();
+        let mut view = links.judge(&device.spec, Some(&before));
+        let mut closed: Vec<IpAddr> = before.on_wire.keys().copied().filter(|ip| !view.on_wire.contains_key(ip)).collect();
+        let mut opened = Vec::new();
+        for ip in view.on_wire.keys().copied().collect::<Vec<_>>() {
+            match before.on_wire.get(&ip) {
+                Some(&Some(bound)) if links.same(known, &ip) => {
+                    view.opened(ip, bound);
+                    continue;
+                }
+                // Anew: the interface may be another one, or have another MTU.
+                Some(_) => self.datapath.call(move |datapath| datapath.close_port(ip)).await?,
+                None => {}
+            }
+            match UdpPort::open(ip) {
+                Ok(port) => {
+                    view.opened(ip, port.mtu());
+                    opened.push((ip, port));
+                }
+                Err(error) => {
+                    view.reason = Some(format!("cannot use {ip} on the wire: {error}"));
+                    closed.push(ip);
+                }
+            }
+        }
+        view.is_up &= view.on_wire.is_empty() || view.on_wire.values().any(Option::is_some);
+        tracing::info!(device = %device.name, up = view.is_up, mtu = view.mtu.bytes(), reason = view.reason, "port judged anew");
+        let (id, port) = (device.id, view.is_up.then_some(view.mtu));
+        *lock(&device.port) = view;
+        self.datapath.call(move |datapath| datapath.change_ports(id, port, closed, opened)).await
+    }
+}
+
+/// A GUID that stays the same from run to run: a hash of the host, the name and the first address, marked as locally
+/// administered.
+fn guid(name: &str, ip: &IpAddr) -> u64 {
+    let machine = std::fs::read("/etc/machine-id").unwrap_or_default();
+    let address = ip.to_string();
+    // FNV-1a, 64 bits.
+    let mut hash = 0xCBF2_9CE4_8422_2325u64;
+    for &byte in machine.iter().chain(name.as_bytes()).chain(b"/").chain(address.as_bytes()) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
+    }
+    hash & !(0x01 << 56) | 0x02 << 56
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guids_are_local_unicast_and_differ() {
+        let ip = "192.0.2.1".parse().unwrap();
+        let a = guid("a", &ip);
+        assert_eq!(a >> 56 & 3, 2);
+        assert_eq!(a, guid("a", &ip));
+        assert_ne!(a, guid("b", &ip));
+        assert_ne!(a, guid("a", &"192.0.2.2".parse().unwrap()));
+    }
+
+    #[test]
+    fn default_mtu_without_a_wire_is_the_largest() {
+        let spec = DeviceSpec { ips: vec!["192.0.2.1".parse().unwrap()], mtu: None, mode: 0o600, uid: None, gid: None };
+        assert_eq!(Links::default().judge(&spec, None).mtu, Mtu::B4096);
+    }
+}

@@ -1,0 +1,358 @@
+//! Control calls of clients, executed between two rounds of the loop.
+//!
+//! Each takes the client and handles, finds the objects in that client's tables and nowhere else, and calls the core. Memory is
+//! made and unmade by the control thread: what a call takes away from a client is returned to be dropped there.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use emtt::{Access, MemId, Owner, Segment};
+use rnic::{ControlError, MrInit, QpInit, QpState, QpType, Rnic};
+use vdev_abi::completion::CqProducer;
+use vdev_abi::control::{Handle, QpAttr, QpCaps, Refusal};
+use vdev_abi::layout::{CqLayout, QpLayout};
+use vdev_abi::mapping::Mapping;
+use vdev_abi::queue::{RecvConsumer, SendConsumer};
+
+use super::Datapath;
+use super::clients::{Channel, Client, ClientId, CompletionQueue, QueuePair, Region};
+use super::handles::Handles;
+use super::limits;
+use crate::attr;
+use crate::memory::{Piece, Place, Resolved};
+
+/// A refusal with this error number.
+pub fn refuse(errno: i32, message: impl Into<String>) -> Refusal {
+    Refusal { errno, message: message.into() }
+}
+
+fn refused(error: &ControlError) -> Refusal {
+    let errno = match error {
+        ControlError::Invalid(_) | ControlError::NotFound(_) => libc::EINVAL,
+        ControlError::Busy(_) => libc::EBUSY,
+        ControlError::Limit(_) => libc::ENOMEM,
+        ControlError::Unsupported(_) => libc::EOPNOTSUPP,
+    };
+    refuse(errno, error.to_string())
+}
+
+fn unknown(kind: &str, handle: Handle) -> Refusal {
+    refuse(libc::EINVAL, format!("this connection has no {kind} {handle:#x}"))
+}
+
+fn full(kind: &str, limit: usize) -> Refusal {
+    refuse(libc::ENOMEM, format!("this connection has {limit} {kind}, which is the limit"))
+}
+
+/// The client was ended by the datapath while the call was under way.
+fn gone() -> Refusal {
+    refuse(libc::EIO, "the daemon has ended this connection")
+}
+
+type Answer<T> = Result<T, Refusal>;
+
+/// A new region.
+pub struct NewRegion {
+    /// Its handle.
+    pub handle: Handle,
+    /// Local key.
+    pub lkey: u32,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+/// A new queue pair.
+pub struct NewQp {
+    /// Its handle.
+    pub handle: Handle,
+    /// Its number.
+    pub qpn: u32,
+    /// Its doorbell slot.
+    pub slot: u32,
+}
+
+/// What a new queue pair is made of, besides its memory.
+#[derive(Clone, Copy, Debug)]
+pub struct QpRequest {
+    /// Protection domain.
+    pub pd: Handle,
+    /// Where send completions go.
+    pub send_cq: Handle,
+    /// Where receive completions go.
+    pub recv_cq: Handle,
+    /// Sizes granted.
+    pub caps: QpCaps,
+    /// Every send request gives a completion.
+    pub all_signaled: bool,
+    /// The client's value for events.
+    pub cookie: u64,
+}
+
+impl Datapath {
+    /// The client and the core, which most calls need together.
+    fn with_client(&mut self, id: ClientId) -> Answer<(&mut Rnic, &mut Client)> {
+        let client = self.clients.get_mut(id.index as usize).and_then(Option::as_deref_mut).filter(|client| client.is(id));
+        Ok((&mut self.rnic, client.ok_or_else(gone)?))
+    }
+
+    /// New protection domain.
+    pub fn alloc_pd(&mut self, id: ClientId) -> Answer<Handle> {
+        let (rnic, client) = self.with_client(id)?;
+        if !client.pds.has_room() {
+            return Err(full("protection domains", limits::PDS));
+        }
+        let pd = rnic.alloc_pd(client.device).map_err(|error| refused(&error))?;
+        Ok(client.pds.insert(pd).expect("room was checked"))
+    }
+
+    /// Ends a protection domain that nothing uses.
+    pub fn dealloc_pd(&mut self, id: ClientId, handle: Handle) -> Answer<()> {
+        let (rnic, client) = self.with_client(id)?;
+        let &pd = client.pds.get(handle).ok_or_else(|| unknown("protection domain", handle))?;
+        rnic.dealloc_pd(pd).map_err(|error| refused(&error))?;
+        client.pds.remove(handle);
+        Ok(())
+    }
+
+    /// Registers memory that [`crate::memory::resolve`] has resolved.
+    pub fn reg_mr(&mut self, id: ClientId, pd: Handle, iova: u64, access: Access, resolved: Resolved) -> Answer<NewRegion> {
+        let client = self.client(id).ok_or_else(gone)?;
+        let &pd = client.pds.get(pd).ok_or_else(|| unknown("protection domain", pd))?;
+        if !client.regions.has_room() {
+            return Err(full("memory regions", limits::REGIONS));
+        }
+        let process = client.process;
+        let mut mappings = Vec::new();
+        let mut runs = Vec::with_capacity(resolved.pieces.len());
+        for Piece { addr, len, place } in resolved.pieces {
+            let (owner, addr) = match place {
+                Place::Process => (process, addr),
+                Place::Mapped { mapping, offset } => {
+                    let mapped = self.memories.add_mapping(mapping);
+                    mappings.push(mapped);
+                    (mapped, offset)
+                }
+            };
+            runs.push(Segment { owner: Owner::Host(owner), addr, len });
+        }
+        let mr = match self.rnic.reg_mr(pd, MrInit { iova, access, runs }) {
+            Ok(mr) => mr,
+            Err(error) => {
+                self.forget(&mappings);
+                return Err(refused(&error));
+            }
+        };
+        let client = self.client(id).expect("found above");
+        let handle = client.regions.insert(Region { lkey: mr.lkey, mappings }).expect("room was checked");
+        Ok(NewRegion { handle, lkey: mr.lkey.0, rkey: mr.rkey.0 })
+    }
+
+    fn forget(&mut self, mappings: &[MemId]) {
+        for &mapping in mappings {
+            self.memories.remove(mapping);
+        }
+    }
+
+    /// Ends a registration. When this returns, nothing reads or writes the memory any more.
+    pub fn dereg_mr(&mut self, id: ClientId, handle: Handle) -> Answer<()> {
+        let client = self.client(id).ok_or_else(gone)?;
+        let region = client.regions.remove(handle).ok_or_else(|| unknown("memory region", handle))?;
+        // A peer may have invalidated the key, so that the core no longer knows it; the region ends all the same.
+        let _ = self.rnic.dereg_mr(region.lkey);
+        self.forget(&region.mappings);
+        Ok(())
+    }
+
+    /// New completion channel with this write end.
+    pub fn create_channel(&mut self, id: ClientId, pipe: OwnedFd) -> Answer<Handle> {
+        let client = self.client(id).ok_or_else(gone)?;
+        let channel = Channel { pipe, cqs: 0, waiting: Vec::new() };
+        client.channels.insert(channel).map_err(|_| full("completion channels", limits::CHANNELS))
+    }
+
+    /// Ends a channel that no completion queue uses.
+    pub fn destroy_channel(&mut self, id: ClientId, handle: Handle) -> Answer<OwnedFd> {
+        let (_, client) = self.with_client(id)?;
+        let channel = client.channels.get(handle).ok_or_else(|| unknown("completion channel", handle))?;
+        if channel.cqs > 0 {
+            return Err(refuse(libc::EBUSY, format!("{} completion queues use this channel: destroy them first", channel.cqs)));
+        }
+        let channel = client.channels.remove(handle).expect("found above");
+        self.epoll.remove(channel.pipe.as_fd());
+        Ok(channel.pipe)
+    }
+
+    /// New completion queue over this memory.
+    pub fn create_cq(
+        &mut self,
+        id: ClientId,
+        ring: Mapping,
+        layout: &CqLayout,
+        channel: Option<Handle>,
+        cookie: u64,
+    ) -> Answer<Handle> {
+        let (rnic, client) = self.with_client(id)?;
+        if let Some(channel) = channel
+            && client.channels.get(channel).is_none()
+        {
+            return Err(unknown("completion channel", channel));
+        }
+        if !client.cqs.has_room() {
+            return Err(full("completion queues", limits::CQS));
+        }
+        charge(&mut client.ring_bytes, layout.bytes)?;
+        let cq_id = match rnic.create_cq(client.device) {
+            Ok(cq_id) => cq_id,
+            Err(error) => {
+                client.ring_bytes -= layout.bytes as u64;
+                return Err(refused(&error));
+            }
+        };
+        let index = client.cqs.next_index();
+        let producer = CqProducer::new(layout);
+        let cq = CompletionQueue {
+            id: cq_id,
+            ring,
+            producer,
+            channel,
+            cookie,
+            touched: false,
+            solicited: false,
+            event_waits: false,
+        };
+        let handle = client.cqs.insert(cq).expect("room was checked");
+        if let Some(channel) = channel.and_then(|channel| client.channels.get_mut(channel)) {
+            channel.cqs += 1;
+        }
+        self.cq_by_id.insert(cq_id, (id.index, index));
+        Ok(handle)
+    }
+
+    /// Ends a completion queue that no queue pair uses.
+    pub fn destroy_cq(&mut self, id: ClientId, handle: Handle) -> Answer<impl Send + use<>> {
+        let (rnic, client) = self.with_client(id)?;
+        let cq = client.cqs.get(handle).ok_or_else(|| unknown("completion queue", handle))?;
+        rnic.destroy_cq(cq.id).map_err(|error| refused(&error))?;
+        let cq = client.cqs.remove(handle).expect("found above");
+        let index = Handles::<CompletionQueue>::index_of(handle);
+        client.ring_bytes -= cq.ring.len() as u64;
+        if let Some(channel) = cq.channel.and_then(|channel| client.channels.get_mut(channel)) {
+            channel.cqs -= 1;
+            channel.waiting.retain(|&waiting| waiting != index);
+        }
+        self.cq_by_id.remove(&cq.id);
+        self.touched.retain(|&touched| touched != (id.index, index));
+        Ok(cq.ring)
+    }
+
+    /// New queue pair over this memory.
+    pub fn create_qp(&mut self, id: ClientId, memory: Arc<Mapping>, layout: &QpLayout, request: &QpRequest) -> Answer<NewQp> {
+        let (rnic, client) = self.with_client(id)?;
+        let QpRequest { pd, send_cq, recv_cq, caps, all_signaled, cookie } = *request;
+        let &pd = client.pds.get(pd).ok_or_else(|| unknown("protection domain", pd))?;
+        let send_cq = client.cqs.get(send_cq).ok_or_else(|| unknown("completion queue", send_cq))?.id;
+        let recv_cq = client.cqs.get(recv_cq).ok_or_else(|| unknown("completion queue", recv_cq))?.id;
+        if !client.qps.has_room() {
+            return Err(full("queue pairs", vdev_abi::layout::DOORBELL_SLOTS));
+        }
+        charge(&mut client.ring_bytes, layout.bytes)?;
+        let init = QpInit { qp_type: QpType::Rc, send_cq, recv_cq, caps: attr::caps_to_core(&caps), all_signaled };
+        let qpn = match rnic.create_qp(pd, init) {
+            Ok(qpn) => qpn,
+            Err(error) => {
+                client.ring_bytes -= layout.bytes as u64;
+                return Err(refused(&error));
+            }
+        };
+        let ring = self.memories.add_ring(memory.clone());
+        let client = self.client(id).expect("found above");
+        let slot = client.qps.next_index();
+        let qp = QueuePair {
+            qpn,
+            memory,
+            unkeyed: client.unkeyed(ring),
+            send: SendConsumer::new(layout, &caps),
+            recv: RecvConsumer::new(layout, &caps),
+            queued: false,
+            peer: None,
+            cookie,
+        };
+        let handle = client.qps.insert(qp).expect("room was checked");
+        self.qp_by_number.insert(qpn, (id.index, slot));
+        Ok(NewQp { handle, qpn: qpn.get(), slot })
+    }
+
+    /// Changes attributes and state. What was posted before counts as posted before.
+    pub fn modify_qp(&mut self, id: ClientId, handle: Handle, mask: u32, attr: &QpAttr) -> Answer<()> {
+        let client = self.client(id).ok_or_else(gone)?;
+        let qpn = client.qps.get(handle).ok_or_else(|| unknown("queue pair", handle))?.qpn;
+        let (mask, attr) = attr::to_core(mask, attr).map_err(|error| refuse(libc::EINVAL, error.to_string()))?;
+        let slot = Handles::<QueuePair>::index_of(handle);
+        self.drain_queue_pair(id.index, slot);
+        self.rnic.modify_qp(self.now, qpn, mask, &attr).map_err(|error| refused(&error))?;
+        // The client may just have been ended for what its rings hold.
+        let Some(qp) = self.client(id).and_then(|client| client.qps.get_mut(handle)) else { return Err(gone()) };
+        if mask.contains(rnic::QpAttrMask::DEST_QPN) {
+            qp.peer = Some(attr.dest_qpn);
+        }
+        if mask.contains(rnic::QpAttrMask::STATE) && attr.state == QpState::Reset {
+            qp.peer = None;
+            qp.send.skip_all(&qp.memory);
+            qp.recv.skip_all(&qp.memory);
+        }
+        Ok(())
+    }
+
+    /// All attributes.
+    pub fn query_qp(&mut self, id: ClientId, handle: Handle) -> Answer<QpAttr> {
+        let (rnic, client) = self.with_client(id)?;
+        let qp = client.qps.get(handle).ok_or_else(|| unknown("queue pair", handle))?;
+        rnic.query_qp(qp.qpn).map(|attr| attr::from_core(&attr)).map_err(|error| refused(&error))
+    }
+
+    /// Ends a queue pair. When this returns, no further completion of it will be written.
+    pub fn destroy_qp(&mut self, id: ClientId, handle: Handle) -> Answer<impl Send + use<>> {
+        let client = self.client(id).ok_or_else(gone)?;
+        let qpn = client.qps.get(handle).ok_or_else(|| unknown("queue pair", handle))?.qpn;
+        // Completions that exist already are the client's.
+        self.deliver_completions();
+        let client = self.client(id).ok_or_else(gone)?;
+        let qp = client.qps.remove(handle).expect("found above");
+        client.ring_bytes -= qp.memory.len() as u64;
+        let slot = Handles::<QueuePair>::index_of(handle);
+        self.ready.retain(|&ready| ready != (id.index, slot));
+        self.qp_by_number.remove(&qpn);
+        self.rnic.destroy_qp(self.now, qpn);
+        self.memories.remove(qp.unkeyed.ring);
+        Ok(qp.memory)
+    }
+
+    /// Gives the connection its staging buffer.
+    pub fn create_staging(&mut self, id: ClientId, memory: Arc<Mapping>) -> Answer<()> {
+        if self.client(id).ok_or_else(gone)?.staging.is_some() {
+            return Err(refuse(libc::EEXIST, "this connection has its staging buffer already"));
+        }
+        let staging = self.memories.add_ring(memory.clone());
+        let client = self.client(id).expect("found above");
+        client.staging = Some((memory, staging));
+        let live: Vec<u32> = client.qps.iter().map(|(index, _)| index).collect();
+        for index in live {
+            let ring = client.qps.at(index).expect("listed above").unkeyed.ring;
+            let unkeyed = client.unkeyed(ring);
+            client.qps.at_mut(index).expect("listed above").unkeyed = unkeyed;
+        }
+        Ok(())
+    }
+}
+
+fn charge(ring_bytes: &mut u64, bytes: usize) -> Answer<()> {
+    let wanted = *ring_bytes + bytes as u64;
+    if wanted > limits::RING_BYTES {
+        return Err(refuse(
+            libc::ENOMEM,
+            format!("queues of this connection would take {wanted} bytes of {}: use fewer or smaller ones", limits::RING_BYTES),
+        ));
+    }
+    *ring_bytes = wanted;
+    Ok(())
+}

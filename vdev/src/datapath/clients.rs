@@ -1,0 +1,278 @@
+//! Clients of the datapath: what each made, and how it is taken apart.
+//!
+//! A client is one connection to a device socket. Everything it made hangs on its [`Client`], so that ending it, whoever asks,
+//! is one function. Owns: the tables, their bounds, the order of destruction. Never: the meaning of requests ([`super::calls`])
+//! or the rings' traffic ([`super::rings`]).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use emtt::MemId;
+use nix::sys::eventfd::EventFd;
+use rnic::{CqId, DeviceId, PdId};
+use roce::{Instant, Lkey, Qpn};
+use tokio::sync::mpsc;
+use vdev_abi::completion::CqProducer;
+use vdev_abi::control::Handle;
+use vdev_abi::doorbell::Doorbell;
+use vdev_abi::layout::{DOORBELL_SLOTS, STAGING_BYTES};
+use vdev_abi::mapping::Mapping;
+use vdev_abi::queue::{RecvConsumer, SendConsumer};
+
+use super::handles::Handles;
+use super::wake::Source;
+use super::{Datapath, limits};
+use crate::memory::Process;
+use crate::sq::Unkeyed;
+
+/// Names a client of the datapath; never reused for another within 2^32 clients of the same index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientId {
+    pub(super) index: u32,
+    generation: u32,
+}
+
+/// What a connection brings.
+pub struct ClientInit {
+    /// The device of its socket.
+    pub device: DeviceId,
+    /// Our mapping of the context page.
+    pub page: Mapping,
+    /// Written by the client when the page says that we sleep.
+    pub doorbell: EventFd,
+    /// Write end of the asynchronous event pipe, non-blocking.
+    pub events: OwnedFd,
+    /// How to reach the memory of the process.
+    pub process: Arc<Process>,
+    /// Told why, when the datapath ends the client.
+    pub ended: mpsc::UnboundedSender<String>,
+}
+
+/// A registered region.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub lkey: Lkey,
+    /// Shared objects mapped for it alone.
+    pub mappings: Vec<MemId>,
+}
+
+/// A completion channel.
+#[derive(Debug)]
+pub(super) struct Channel {
+    /// Write end, non-blocking.
+    pub pipe: OwnedFd,
+    /// CQs that use it.
+    pub cqs: u32,
+    /// Indices of CQs whose event waits for room in the pipe, each at most once.
+    pub waiting: Vec<u32>,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(super) struct CompletionQueue {
+    pub id: CqId,
+    pub ring: Mapping,
+    pub producer: CqProducer,
+    pub channel: Option<Handle>,
+    pub cookie: u64,
+    /// Written to in this round: an event may be due.
+    pub touched: bool,
+    /// One of this round's completions is solicited or an error.
+    pub solicited: bool,
+    /// In [`Channel::waiting`].
+    pub event_waits: bool,
+}
+
+/// A queue pair: its index in the table is its doorbell slot.
+#[derive(Debug)]
+pub(super) struct QueuePair {
+    pub qpn: Qpn,
+    pub memory: Arc<Mapping>,
+    pub unkeyed: Unkeyed,
+    pub send: SendConsumer,
+    pub recv: RecvConsumer,
+    /// In the list of queue pairs to be looked at.
+    pub queued: bool,
+    /// The peer named by the last change to RTR: looked up at each use, as it may be any number.
+    pub peer: Option<Qpn>,
+    pub cookie: u64,
+}
+
+/// One connection.
+pub struct Client {
+    generation: u32,
+    pub(super) device: DeviceId,
+    pub(super) page: Mapping,
+    pub(super) doorbell: EventFd,
+    pub(super) events: OwnedFd,
+    ended: mpsc::UnboundedSender<String>,
+    pub(super) process: MemId,
+    pub(super) staging: Option<(Arc<Mapping>, MemId)>,
+    pub(super) pds: Handles<PdId>,
+    pub(super) regions: Handles<Region>,
+    pub(super) channels: Handles<Channel>,
+    pub(super) cqs: Handles<CompletionQueue>,
+    pub(super) qps: Handles<QueuePair>,
+    /// Bytes of rings, bounded by [`limits::RING_BYTES`].
+    pub(super) ring_bytes: u64,
+    /// Last round in which it rang.
+    pub(super) last_ring: Instant,
+    /// Polled by the loop; otherwise armed, and heard through its eventfd.
+    pub(super) polled: bool,
+}
+
+/// Objects of a client, for people.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectCounts {
+    /// Protection domains.
+    pub pds: usize,
+    /// Regions.
+    pub mrs: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Queue pairs.
+    pub qps: usize,
+}
+
+impl Client {
+    pub(super) fn is(&self, id: ClientId) -> bool {
+        self.generation == id.generation
+    }
+
+    pub(super) fn bell(&self) -> Doorbell<'_> {
+        Doorbell::of(&self.page)
+    }
+
+    pub(super) fn unkeyed(&self, ring: MemId) -> Unkeyed {
+        Unkeyed { ring, staging: self.staging.as_ref().map(|&(_, id)| (id, STAGING_BYTES as u64)) }
+    }
+
+    fn counts(&self) -> ObjectCounts {
+        ObjectCounts { pds: self.pds.len(), mrs: self.regions.len(), cqs: self.cqs.len(), qps: self.qps.len() }
+    }
+}
+
+impl Datapath {
+    /// Takes a new client; it is heard from now on.
+    pub fn attach(&mut self, init: ClientInit) -> std::io::Result<ClientId> {
+        let index = self.free_clients.pop().unwrap_or(self.clients.len() as u32);
+        if let Err(error) = self.epoll.add_input(init.doorbell.as_fd(), Source::Doorbell(index)) {
+            // An index beyond the table is simply not used.
+            if (index as usize) < self.clients.len() {
+                self.free_clients.push(index);
+            }
+            return Err(error);
+        }
+        self.client_generation = self.client_generation.wrapping_add(1);
+        let generation = self.client_generation;
+        let process = self.memories.add_process(init.process);
+        let client = Client {
+            generation,
+            device: init.device,
+            page: init.page,
+            doorbell: init.doorbell,
+            events: init.events,
+            ended: init.ended,
+            process,
+            staging: None,
+            pds: Handles::new(limits::PDS),
+            regions: Handles::new(limits::REGIONS),
+            channels: Handles::new(limits::CHANNELS),
+            cqs: Handles::new(limits::CQS),
+            qps: Handles::new(DOORBELL_SLOTS),
+            ring_bytes: 0,
+            last_ring: Instant::ZERO,
+            polled: false,
+        };
+        // Nothing can have rung yet: the page reaches the client with the answer.
+        let _ = client.bell().arm();
+        if index as usize == self.clients.len() {
+            self.clients.push(None);
+        }
+        self.clients[index as usize] = Some(Box::new(client));
+        Ok(ClientId { index, generation })
+    }
+
+    pub(super) fn client(&mut self, id: ClientId) -> Option<&mut Client> {
+        self.clients.get_mut(id.index as usize)?.as_deref_mut().filter(|client| client.generation == id.generation)
+    }
+
+    /// Ends a client and everything it made. What it held is returned so that the caller unmaps it outside the data path;
+    /// `None` if the datapath has ended it before.
+    pub fn detach(&mut self, id: ClientId) -> Option<Box<Client>> {
+        self.client(id)?;
+        self.take_apart(id.index)
+    }
+
+    fn take_apart(&mut self, index: u32) -> Option<Box<Client>> {
+        let mut client = self.clients.get_mut(index as usize)?.take()?;
+        self.free_clients.push(index);
+        self.epoll.remove(client.doorbell.as_fd());
+        if client.polled {
+            self.polled.retain(|&other| other != index);
+        }
+        self.ready.retain(|&(other, _)| other != index);
+        self.touched.retain(|&(other, _)| other != index);
+        for (_, qp) in client.qps.iter() {
+            self.qp_by_number.remove(&qp.qpn);
+            self.rnic.destroy_qp(self.now, qp.qpn);
+            self.memories.remove(qp.unkeyed.ring);
+        }
+        for (_, cq) in client.cqs.iter() {
+            self.cq_by_id.remove(&cq.id);
+            if let Err(error) = self.rnic.destroy_cq(cq.id) {
+                tracing::error!(%error, "a completion queue outlived its client");
+            }
+        }
+        for (_, region) in client.regions.iter() {
+            // A peer may have invalidated the key.
+            let _ = self.rnic.dereg_mr(region.lkey);
+            for &mapping in &region.mappings {
+                self.memories.remove(mapping);
+            }
+        }
+        for (_, &pd) in client.pds.iter() {
+            if let Err(error) = self.rnic.dealloc_pd(pd) {
+                tracing::error!(%error, "a protection domain outlived its client");
+            }
+        }
+        for (_, channel) in client.channels.iter() {
+            self.epoll.remove(channel.pipe.as_fd());
+        }
+        if let Some((_, staging)) = client.staging.take() {
+            self.memories.remove(staging);
+        }
+        self.memories.remove(client.process);
+        Some(client)
+    }
+
+    /// Ends a client at the end of the round, for something that it wrote.
+    pub(super) fn condemn(&mut self, index: u32, reason: impl ToString) {
+        if !self.condemned.iter().any(|&(other, _)| other == index) {
+            self.condemned.push((index, reason.to_string()));
+        }
+    }
+
+    /// Ends the clients that this round has condemned.
+    pub(super) fn end_condemned(&mut self) {
+        while let Some((index, reason)) = self.condemned.pop() {
+            self.end_client(index, &reason);
+        }
+    }
+
+    /// Its connection is closed by the control thread, which is told why.
+    fn end_client(&mut self, index: u32, reason: &str) {
+        if let Some(client) = self.take_apart(index) {
+            tracing::warn!(device = client.device.0, reason, "ending a client");
+            // If the session is gone already, nobody needs to know.
+            let _ = client.ended.send(reason.to_owned());
+            // Unmapping here stalls the others for a moment; a client gets this only once.
+            drop(client);
+        }
+    }
+
+    /// Objects of a client.
+    pub fn client_counts(&mut self, id: ClientId) -> Option<ObjectCounts> {
+        self.client(id).map(|client| client.counts())
+    }
+}

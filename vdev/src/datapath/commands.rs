@@ -1,0 +1,85 @@
+//! How the control thread reaches the datapath: closures over a channel, executed between two rounds.
+//!
+//! The bound on what waits is the number of control tasks, each of which waits for its answer before it asks again.
+
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use tokio::sync::oneshot;
+
+use super::Datapath;
+use super::wake::Waker;
+
+/// Commands executed between two rounds.
+const PER_ROUND: usize = 16;
+
+type Command = Box<dyn FnOnce(&mut Datapath) + Send>;
+
+/// Sends commands. Cheap to clone.
+#[derive(Clone)]
+pub struct DatapathHandle {
+    sender: Sender<Command>,
+    waker: Arc<Waker>,
+}
+
+/// The datapath has stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the daemon is stopping")]
+pub struct Gone;
+
+pub(super) struct Commands(Receiver<Command>);
+
+pub(super) fn channel(waker: Arc<Waker>) -> (DatapathHandle, Commands) {
+    let (sender, receiver) = unbounded();
+    (DatapathHandle { sender, waker }, Commands(receiver))
+}
+
+impl DatapathHandle {
+    /// Runs a closure on the datapath thread without waiting for it. A datapath that has stopped drops it.
+    pub fn post(&self, command: impl FnOnce(&mut Datapath) + Send + 'static) {
+        if self.sender.send(Box::new(command)).is_ok() {
+            self.waker.wake();
+        }
+    }
+
+    /// Runs a closure on the datapath thread and waits for its answer. Once sent, it runs even if the caller goes away.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn call<R: Send + 'static>(&self, call: impl FnOnce(&mut Datapath) -> R + Send + 'static) -> Result<R, Gone> {
+        let (answer, answered) = oneshot::channel();
+        // If the caller is gone, what the call returned is dropped here.
+        self.post(move |datapath| drop(answer.send(call(datapath))));
+        answered.await.map_err(|_| Gone)
+    }
+
+    /// Resolves when the datapath has ended, for whatever reason.
+    pub async fn ended(&self) {
+        let (alive, ended) = oneshot::channel::<()>();
+        self.post(move |datapath| datapath.alive.push(alive));
+        // Never sent: dropped with the datapath's state.
+        let _ = ended.await;
+    }
+
+    /// Ends the datapath after the commands sent before.
+    pub fn stop(&self) {
+        self.post(|datapath| datapath.stopping = true);
+    }
+}
+
+impl Commands {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Executes what waits, up to a bound. True if there was something.
+    pub fn execute(&self, datapath: &mut Datapath) -> bool {
+        if self.0.is_empty() {
+            return false;
+        }
+        for command in self.0.try_iter().take(PER_ROUND) {
+            command(datapath);
+        }
+        true
+    }
+}

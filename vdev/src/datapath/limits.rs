@@ -1,0 +1,16 @@
+//! Bounds per client of the daemon. Reported as capabilities of the device, and enforced.
+
+/// Protection domains.
+pub const PDS: usize = 1024;
+/// Regions.
+pub const REGIONS: usize = 1 << 17;
+/// Completion channels; each costs the daemon a descriptor.
+pub const CHANNELS: usize = 256;
+/// Completion queues.
+pub const CQS: usize = 4096;
+/// Completions per queue.
+pub const CQE: u32 = 1 << 17;
+/// Bytes of rings: the client's processes are charged for the pages, but the daemon reads them in.
+pub const RING_BYTES: u64 = 1 << 30;
+/// Clients per device.
+pub const CLIENTS: usize = 256;

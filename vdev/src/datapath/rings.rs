@@ -1,0 +1,164 @@
+//! From the rings of clients into the core: doorbells, receive requests, send requests.
+//!
+//! What makes the order right: a send ring's producer index is read first, then the receive ring of the queue pair that the
+//! sends go to is emptied, and only then are the sends posted, up to the index read. A receive that was posted before the send,
+//! by whatever order the two programs agreed on, is therefore in the core before it. Packets from the wire do the same with the
+//! queue pair that they name ([`Datapath::drain_receives_of`]).
+//!
+//! Owns: reading of rings and what a bad entry means (the end of that client). Never writes to a ring.
+
+use rnic::{PostError, limits::MAX_SGE};
+use roce::Qpn;
+use vdev_abi::layout::Sge;
+
+use super::Datapath;
+use crate::sq::{self, Buffers, NO_BUFFER};
+
+/// Send requests taken from one queue pair per round, so that no client keeps the others waiting.
+const SENDS_PER_ROUND: u32 = 64;
+
+/// Reused room for one entry.
+pub(super) struct Scratch {
+    sges: [Sge; MAX_SGE as usize],
+    buffers: Buffers,
+}
+
+impl Scratch {
+    pub fn new() -> Self {
+        Scratch { sges: [Sge { addr: 0, length: 0, lkey: 0 }; MAX_SGE as usize], buffers: [NO_BUFFER; MAX_SGE as usize] }
+    }
+}
+
+impl Datapath {
+    /// Collects the queue pairs whose bell was rung. True if there are any.
+    pub(super) fn take_doorbells(&mut self) -> bool {
+        let mut rung = false;
+        for &index in &self.polled {
+            let Some(client) = self.clients[index as usize].as_deref_mut() else { continue };
+            let bell = vdev_abi::doorbell::Doorbell::of(&client.page);
+            if !bell.pending() {
+                continue;
+            }
+            rung = true;
+            client.last_ring = self.now;
+            let (qps, ready) = (&mut client.qps, &mut self.ready);
+            bell.take(|slot| {
+                if let Some(qp) = qps.at_mut(slot)
+                    && !qp.queued
+                {
+                    qp.queued = true;
+                    ready.push((index, slot));
+                }
+            });
+        }
+        rung
+    }
+
+    /// Posts what the queue pairs collected have to post. True if something was.
+    pub(super) fn post_ready(&mut self) -> bool {
+        if self.ready.is_empty() {
+            return false;
+        }
+        let mut again = std::mem::take(&mut self.ready_again);
+        let ready = std::mem::take(&mut self.ready);
+        for &(client, slot) in &ready {
+            if self.post_queue_pair(client, slot, SENDS_PER_ROUND) {
+                again.push((client, slot));
+            }
+        }
+        // The two lists swap roles, so that neither is allocated anew.
+        self.ready = again;
+        self.ready_again = ready;
+        self.ready_again.clear();
+        true
+    }
+
+    /// Posts everything that a queue pair's rings hold at this moment.
+    pub(super) fn drain_queue_pair(&mut self, client: u32, slot: u32) {
+        self.post_queue_pair(client, slot, u32::MAX);
+    }
+
+    /// Receives first, then sends. True if sends are left for the next round.
+    fn post_queue_pair(&mut self, client: u32, slot: u32, budget: u32) -> bool {
+        self.drain_receives(client, slot);
+        let Some(qp) = self.clients[client as usize].as_deref_mut().and_then(|client| client.qps.at_mut(slot)) else {
+            return false;
+        };
+        qp.queued = false;
+        let pending = match qp.send.refresh(&qp.memory) {
+            Ok(pending) => pending,
+            Err(corrupt) => {
+                self.condemn(client, corrupt);
+                return false;
+            }
+        };
+        if pending == 0 {
+            return false;
+        }
+        if let Some(peer) = qp.peer {
+            self.drain_receives_of(peer);
+        }
+        let qp = self.clients[client as usize].as_deref_mut().and_then(|client| client.qps.at_mut(slot)).expect("found above");
+        let scratch = &mut self.scratch;
+        for _ in 0..pending.min(budget) {
+            let taken = match qp.send.take(&qp.memory, &mut scratch.sges) {
+                Ok(Some(taken)) => taken,
+                Ok(None) => break,
+                Err(corrupt) => {
+                    self.condemn(client, corrupt);
+                    return false;
+                }
+            };
+            let sges = &scratch.sges[..usize::from(taken.entry.num_sge)];
+            let posted = sq::send_request(&taken, sges, &qp.unkeyed, &mut scratch.buffers)
+                .map_err(|bad| bad.to_string())
+                .and_then(|request| accepted(self.rnic.post_send(self.now, qp.qpn, &request)));
+            if let Err(reason) = posted {
+                self.condemn(client, reason);
+                return false;
+            }
+        }
+        let more = pending > budget;
+        qp.queued = more;
+        more
+    }
+
+    /// Empties the receive ring of a queue pair of this daemon, if there is one with this number.
+    pub(super) fn drain_receives_of(&mut self, qpn: Qpn) {
+        if let Some(&(client, slot)) = self.qp_by_number.get(&qpn) {
+            self.drain_receives(client, slot);
+        }
+    }
+
+    fn drain_receives(&mut self, client: u32, slot: u32) {
+        let Some(qp) = self.clients[client as usize].as_deref_mut().and_then(|client| client.qps.at_mut(slot)) else { return };
+        let mut pending = match qp.recv.refresh(&qp.memory) {
+            Ok(pending) => pending,
+            Err(corrupt) => return self.condemn(client, corrupt),
+        };
+        let scratch = &mut self.scratch;
+        while pending > 0 {
+            pending -= 1;
+            let entry = match qp.recv.take(&qp.memory, &mut scratch.sges) {
+                Ok(Some(entry)) => entry,
+                Ok(None) => break,
+                Err(corrupt) => return self.condemn(client, corrupt),
+            };
+            let posted = sq::recv_request(&entry, &scratch.sges[..entry.num_sge as usize], &mut scratch.buffers)
+                .map_err(|bad| bad.to_string())
+                .and_then(|request| accepted(self.rnic.post_recv(self.now, qp.qpn, &request)));
+            if let Err(reason) = posted {
+                return self.condemn(client, reason);
+            }
+        }
+    }
+}
+
+/// The library never posts more than a queue holds nor what the core calls invalid. It can post to a queue pair that another
+/// thread resets at the same moment; that request is lost, as on any device.
+fn accepted(result: Result<(), PostError>) -> Result<(), String> {
+    match result {
+        Ok(()) | Err(PostError::State) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
+}
