@@ -12,6 +12,7 @@ mod metrics;
 pub mod seqpacket;
 mod session;
 mod spec;
+mod watched;
 
 use std::io;
 use std::path::Path;

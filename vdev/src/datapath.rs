@@ -40,6 +40,7 @@ mod handles;
 pub mod limits;
 mod ports;
 mod rings;
+mod status;
 mod wake;
 
 use std::collections::HashMap;
@@ -52,9 +53,10 @@ use rnic::{Config, CqId, Rnic, Work};
 use roce::{Instant, Qpn};
 use tokio::sync::oneshot;
 
-pub use calls::{NewQp, NewRegion, QpRequest, refuse};
-pub use clients::{Client, ClientId, ClientInit, ObjectCounts};
+pub use calls::{QpRequest, refuse};
+pub use clients::{Client, ClientId, ClientInit};
 pub use commands::{DatapathHandle, Gone};
+pub use status::DeviceStatus;
 
 use crate::memory::Memories;
 use commands::Commands;
@@ -253,20 +255,20 @@ impl Datapath {
     /// Lets the core send and copy, up to a bound. True if it did anything.
     fn transmit(&mut self) -> bool {
         let mut bytes = 0;
-        for step in 0..STEPS_PER_ROUND {
+        let mut steps = 0;
+        while steps < STEPS_PER_ROUND && bytes < BYTES_PER_ROUND {
             match self.rnic.poll_transmit(self.now, &mut self.memories, self.ports.burst_buffer()) {
-                None => return step > 0,
+                None => break,
                 Some(Work::Packets(transmit)) => {
                     bytes += transmit.len as u64;
-                    self.ports.send(&transmit);
+                    self.ports.push(transmit);
                 }
                 Some(Work::Copied { bytes: copied }) => bytes += copied,
             }
-            if bytes >= BYTES_PER_ROUND {
-                break;
-            }
+            steps += 1;
         }
-        true
+        self.ports.flush();
+        steps > 0
     }
 
     /// Waits for descriptors and notes what they say; everything is looked at in the next round.
@@ -290,8 +292,7 @@ impl Datapath {
     /// A client rang while it was armed: it is polled from now on.
     fn wake_client(&mut self, index: u32) {
         let Some(client) = self.clients.get_mut(index as usize).and_then(Option::as_deref_mut) else { return };
-        // Whatever else the client writes there only gets it polled for a while.
-        let _ = client.doorbell.read();
+        // A client that writes there for no reason only gets itself polled for a while.
         if !client.polled {
             client.bell().disarm();
             client.polled = true;

@@ -12,9 +12,7 @@ use nix::fcntl::OFlag;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rnic::limits as core_limits;
 use tokio::sync::mpsc;
-use vdev_abi::control::{
-    ABI_VERSION, DeviceInfo, Handle, PortInfo, QpCaps, Refusal, Reply, Request, SharedRange,
-};
+use vdev_abi::control::{ABI_VERSION, DeviceInfo, Handle, PortInfo, QpCaps, Refusal, Reply, Request, SharedRange};
 use vdev_abi::layout::{ContextPage, CqLayout, DOORBELL_SLOTS, QpLayout, STAGING_BYTES};
 use vdev_abi::mapping::Mapping;
 
@@ -102,7 +100,10 @@ impl<'a> Caller<'a> {
             Request::DestroyCq { cq } => self.done(move |d| d.destroy_cq(client, cq)).await,
             Request::CreateQp { pd, qp_type, send_cq, recv_cq, caps, all_signaled, cookie } => {
                 if qp_type != IBV_QPT_RC {
-                    return Err(refuse(libc::EOPNOTSUPP, format!("queue pairs of type {qp_type} are not supported, only RC (2)")));
+                    return Err(refuse(
+                        libc::EOPNOTSUPP,
+                        format!("queue pairs of type {qp_type} are not supported, only RC (2)"),
+                    ));
                 }
                 self.create_qp(client, QpRequest { pd, send_cq, recv_cq, caps, all_signaled, cookie }).await
             }
@@ -140,7 +141,9 @@ impl<'a> Caller<'a> {
         if abi != ABI_VERSION {
             return Err(refuse(
                 libc::EPROTO,
-                format!("the verbs library speaks version {abi}, this daemon version {ABI_VERSION}: use the library that came with it"),
+                format!(
+                    "the verbs library speaks version {abi}, this daemon version {ABI_VERSION}: use the library that came with it"
+                ),
             ));
         }
         let mem = fds.into_iter().next();
@@ -151,14 +154,8 @@ impl<'a> Caller<'a> {
             .map_err(|errno| system("the doorbell")(errno.into()))?;
         let their_doorbell = doorbell.as_fd().try_clone_to_owned().map_err(system("the doorbell"))?;
         let (their_events, events) = pipe().map_err(system("the event pipe"))?;
-        let init = ClientInit {
-            device: self.device.id,
-            page,
-            doorbell,
-            events,
-            process: process.clone(),
-            ended: self.ended.clone(),
-        };
+        let init =
+            ClientInit { device: self.device.id, page, doorbell, events, process: process.clone(), ended: self.ended.clone() };
         let client = self.on_datapath(move |d| d.attach(init).map_err(system("a place for the client"))).await?;
         self.live = Some(Live { client, process, program: shortened(program) });
         Ok((Reply::Device(self.device_info()), vec![page_fd, their_doorbell, their_events]))

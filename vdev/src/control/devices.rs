@@ -14,18 +14,18 @@ use std::time::Instant;
 
 use nix::sys::socket::SockType;
 use rnic::{DeviceId, DeviceInit};
-use roce::{Gid, Mtu};
-use tokio::io::unix::AsyncFd;
+use roce::Gid;
 use tokio::sync::watch;
 
 use super::access::bind_with;
-use super::links::{Links, PortView};
+use super::links::{PortView, judge};
+use super::seqpacket::{self, MAX_SOCKET_PATH};
 use super::session::{self, Sessions};
 use super::spec::{DeviceSpec, check_name};
-use super::seqpacket::{self, MAX_SOCKET_PATH};
+use super::watched::watch_input;
 use crate::daemon::DEVICE_FOLDER;
 use crate::datapath::{DatapathHandle, Gone};
-use crate::port::UdpPort;
+use crate::port::{self, Interfaces};
 
 /// A device.
 pub struct Device {
@@ -83,7 +83,6 @@ pub struct Devices {
     /// Held during a change; true once the daemon is stopping.
     changing: tokio::sync::Mutex<bool>,
     table: Mutex<BTreeMap<String, Arc<Device>>>,
-    links: Mutex<Links>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -111,17 +110,7 @@ impl Device {
 impl Devices {
     /// No devices yet.
     pub fn new(dir: &Path, datapath: DatapathHandle) -> Devices {
-        let links = Links::read().unwrap_or_else(|error| {
-            tracing::warn!(%error, "cannot list the interfaces of this host");
-            Links::default()
-        });
-        Devices {
-            dir: dir.to_owned(),
-            datapath,
-            changing: tokio::sync::Mutex::new(false),
-            table: Mutex::default(),
-            links: Mutex::new(links),
-        }
+        Devices { dir: dir.to_owned(), datapath, changing: tokio::sync::Mutex::new(false), table: Mutex::default() }
     }
 
     /// All devices, by name.
@@ -190,16 +179,15 @@ impl Devices {
         socket: PathBuf,
         started: Instant,
     ) -> Result<Arc<Device>, DeviceError> {
-        let links = lock(&self.links).fresh().clone();
-        let mut view = links.judge(&spec, None);
+        let interfaces = Interfaces::now()
+            .map_err(|error| DeviceError::Failed(format!("cannot list the interfaces of this host: {error}")))?;
+        let view = judge(&spec, None, |ip| interfaces.holding(ip));
         let mut ports = Vec::new();
-        for ip in view.on_wire.keys().copied().collect::<Vec<_>>() {
-            let port = UdpPort::open(ip).map_err(|error| DeviceError::Conflict(format!("cannot use {ip} on the wire: {error}")))?;
-            view.opened(ip, port.mtu());
-            ports.push((ip, port));
+        for &ip in &view.on_wire {
+            ports.push((ip, port::open(ip).map_err(|error| DeviceError::Conflict(error.to_string()))?));
         }
         let listener = bind_with(&socket, SockType::SeqPacket, spec.mode, spec.uid, spec.gid)
-            .and_then(|fd| AsyncFd::new(fd).inspect_err(|_| drop(std::fs::remove_file(&socket))))
+            .and_then(|fd| watch_input(fd).inspect_err(|_| drop(std::fs::remove_file(&socket))))
             .map_err(|error| DeviceError::Failed(format!("cannot make the socket {}: {error}", socket.display())))?;
         let init = DeviceInit { gids: spec.ips.iter().map(|&ip| Gid::from(ip)).collect(), mtu: view.mtu };
         let up = view.is_up;
@@ -274,52 +262,36 @@ impl Devices {
     /// Looks at the interfaces again and tells devices what has changed for them.
     pub async fn links_changed(&self) {
         let _changing = self.changing.lock().await;
-        let links = match Links::read() {
-            Ok(links) => links,
+        let interfaces = match Interfaces::now() {
+            Ok(interfaces) => interfaces,
             Err(error) => return tracing::warn!(%error, "cannot list the interfaces of this host"),
         };
-        let known = std::mem::replace(&mut *lock(&self.links), links.clone());
-        if known == links {
-            return;
-        }
         for device in self.all() {
-            if device.spec.ips.iter().any(|ip| !links.same(&known, ip)) && self.judge_again(&device, &links, &known).await.is_err() {
+            if self.judge_again(&device, &interfaces).await.is_err() {
+                // The datapath has ended, and so does the daemon.
                 return;
             }
         }
     }
 
-    async fn judge_again(&self, device: &Device, links: &Links, known: &Links) -> Result<(), Gone> {
+    async fn judge_again(&self, device: &Device, interfaces: &Interfaces) -> Result<(), Gone> {
         let before = device.port();
-        let mut view = links.judge(&device.spec, Some(&before));
-        let mut closed: Vec<IpAddr> = before.on_wire.keys().copied().filter(|ip| !view.on_wire.contains_key(ip)).collect();
+        let mut view = judge(&device.spec, Some(&before), |ip| interfaces.holding(ip));
+        let closed: Vec<IpAddr> = before.on_wire.difference(&view.on_wire).copied().collect();
         let mut opened = Vec::new();
-        for ip in view.on_wire.keys().copied().collect::<Vec<_>>() {
-            match before.on_wire.get(&ip) {
-                Some(&Some(bound)) if links.same(known, &ip) => {
-                    view.opened(ip, bound);
-                    continue;
-                }
-                // Anew: the interface may be another one, or have another MTU.
-                Some(_) => self.datapath.call(move |datapath| datapath.close_port(ip)).await?,
-                None => {}
-            }
-            match UdpPort::open(ip) {
-                Ok(port) => {
-                    view.opened(ip, port.mtu());
-                    opened.push((ip, port));
-                }
-                Err(error) => {
-                    view.reason = Some(format!("cannot use {ip} on the wire: {error}"));
-                    closed.push(ip);
-                }
+        for ip in view.on_wire.difference(&before.on_wire).copied().collect::<Vec<_>>() {
+            match port::open(ip) {
+                Ok(port) => opened.push((ip, port)),
+                Err(error) => view.refuse(ip, &error),
             }
         }
-        view.is_up &= view.on_wire.is_empty() || view.on_wire.values().any(Option::is_some);
+        if view == before {
+            return Ok(());
+        }
         tracing::info!(device = %device.name, up = view.is_up, mtu = view.mtu.bytes(), reason = view.reason, "port judged anew");
         let (id, port) = (device.id, view.is_up.then_some(view.mtu));
         *lock(&device.port) = view;
-        self.datapath.call(move |datapath| datapath.change_ports(id, port, closed, opened)).await
+        self.datapath.call(move |datapath| datapath.change_ports(id, port, &closed, opened)).await
     }
 }
 
@@ -348,11 +320,5 @@ mod tests {
         assert_eq!(a, guid("a", &ip));
         assert_ne!(a, guid("b", &ip));
         assert_ne!(a, guid("a", &"192.0.2.2".parse().unwrap()));
-    }
-
-    #[test]
-    fn default_mtu_without_a_wire_is_the_largest() {
-        let spec = DeviceSpec { ips: vec!["192.0.2.1".parse().unwrap()], mtu: None, mode: 0o600, uid: None, gid: None };
-        assert_eq!(Links::default().judge(&spec, None).mtu, Mtu::B4096);
     }
 }

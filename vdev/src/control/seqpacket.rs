@@ -89,7 +89,9 @@ pub fn listen(fd: BorrowedFd<'_>) -> io::Result<()> {
 pub fn accept(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: null address pointers ask for no address; the result is checked and owned once.
-    unsafe { Ok(OwnedFd::from_raw_fd(check(libc::accept4(fd.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags))?)) }
+    unsafe {
+        Ok(OwnedFd::from_raw_fd(check(libc::accept4(fd.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), flags))?))
+    }
 }
 
 /// Receives one message into `buf`; `WouldBlock` when there is none.
@@ -225,6 +227,8 @@ mod tests {
             }
         }
         drop(b);
+        // Unread messages make the first error a reset.
+        assert_eq!(send(a.as_fd(), b"x", &[]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
         assert_eq!(send(a.as_fd(), b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,6 +19,7 @@ use vdev_abi::control::{MAX_MESSAGE, Refusal, Reply, Request, decode_request, en
 use super::calls::Caller;
 use super::devices::Device;
 use super::seqpacket::{self, Received};
+use super::watched::watch_input;
 use crate::datapath::{ClientId, DatapathHandle, limits};
 use crate::memory::Peer;
 
@@ -84,10 +85,12 @@ pub async fn accept(listener: AsyncFd<OwnedFd>, device: Arc<Device>, datapath: D
             _ = removal.wait_for(|&removed| removed) => return,
             accepted = listener.async_io(Interest::READABLE, |fd| seqpacket::accept(fd.as_fd())) => accepted,
         };
-        match accepted.and_then(|socket| Ok((Peer::of(socket.as_fd())?, AsyncFd::new(socket)?))) {
+        match accepted.and_then(|socket| Ok((Peer::of(socket.as_fd())?, watch_input(socket)?))) {
             Ok((peer, socket)) => match Counted::new(&device) {
                 Some(counted) => drop(tokio::spawn(serve(socket, peer, counted, datapath.clone()))),
-                None => tracing::warn!(device = %device.name, limit = limits::CLIENTS, pid = peer.pid, "too many clients, one refused"),
+                None => {
+                    tracing::warn!(device = %device.name, limit = limits::CLIENTS, pid = peer.pid, "too many clients, one refused")
+                }
             },
             // The peer has gone before it was looked at.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) || error.kind() == io::ErrorKind::ConnectionAborted => {}
@@ -100,13 +103,11 @@ pub async fn accept(listener: AsyncFd<OwnedFd>, device: Arc<Device>, datapath: D
 }
 
 /// Watches the end of a process.
-struct ProcessEnd(Option<AsyncFd<RawFd>>);
+struct ProcessEnd(Option<AsyncFd<OwnedFd>>);
 
 impl ProcessEnd {
-    /// `fd` stays open as long as this lives: it belongs to the session's [`Peer`].
     fn of(peer: &Peer) -> io::Result<ProcessEnd> {
-        let watched = peer.pidfd().map(|fd| AsyncFd::with_interest(fd.as_raw_fd(), Interest::READABLE)).transpose()?;
-        Ok(ProcessEnd(watched))
+        Ok(ProcessEnd(peer.pidfd().map(|fd| watch_input(fd.try_clone_to_owned()?)).transpose()?))
     }
 
     async fn wait(&self) {
@@ -139,8 +140,6 @@ async fn serve(socket: AsyncFd<OwnedFd>, peer: Peer, counted: Counted, datapath:
         () = process_end.wait() => None,
         _ = removal.wait_for(|&removed| removed) => None,
     };
-    // The watch goes before the descriptor that it watches.
-    drop(process_end);
     let client = caller.client();
     drop(caller);
     match &reason {

@@ -46,9 +46,8 @@ impl DeviceSpec {
     /// # Errors
     /// What is wrong and what would be right.
     pub fn from_json(json: &[u8]) -> Result<DeviceSpec, String> {
-        let body: Body = serde_json::from_slice(json).map_err(|error| {
-            format!("the body is not a device: {error}; write for example {{\"ips\": [\"192.0.2.1\"]}}")
-        })?;
+        let body: Body = serde_json::from_slice(json)
+            .map_err(|error| format!("the body is not a device: {error}; write for example {{\"ips\": [\"192.0.2.1\"]}}"))?;
         let most = rnic::limits::MAX_GIDS;
         if body.ips.is_empty() || body.ips.len() > most {
             return Err(format!("a device has 1 to {most} IP addresses, not {}", body.ips.len()));

@@ -322,7 +322,9 @@ impl Datapath {
         let slot = Handles::<QueuePair>::index_of(handle);
         self.ready.retain(|&ready| ready != (id.index, slot));
         self.qp_by_number.remove(&qpn);
-        self.rnic.destroy_qp(self.now, qpn);
+        if let Err(error) = self.rnic.destroy_qp(self.now, qpn) {
+            tracing::error!(%qpn, %error, "a queue pair was unknown to the core");
+        }
         self.memories.remove(qp.unkeyed.ring);
         Ok(qp.memory)
     }

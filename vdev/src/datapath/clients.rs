@@ -156,7 +156,7 @@ impl Datapath {
     /// Takes a new client; it is heard from now on.
     pub fn attach(&mut self, init: ClientInit) -> std::io::Result<ClientId> {
         let index = self.free_clients.pop().unwrap_or(self.clients.len() as u32);
-        if let Err(error) = self.epoll.add_input(init.doorbell.as_fd(), Source::Doorbell(index)) {
+        if let Err(error) = self.epoll.add_doorbell(init.doorbell.as_fd(), Source::Doorbell(index)) {
             // An index beyond the table is simply not used.
             if (index as usize) < self.clients.len() {
                 self.free_clients.push(index);
@@ -204,6 +204,15 @@ impl Datapath {
         self.take_apart(id.index)
     }
 
+    /// Ends every client of a device.
+    pub(super) fn detach_all_of(&mut self, device: DeviceId) -> Vec<Client> {
+        let of_device = |(index, client): (usize, &Option<Box<Client>>)| {
+            client.as_ref().is_some_and(|client| client.device == device).then_some(index as u32)
+        };
+        let indices: Vec<u32> = self.clients.iter().enumerate().filter_map(of_device).collect();
+        indices.into_iter().filter_map(|index| self.take_apart(index)).map(|client| *client).collect()
+    }
+
     fn take_apart(&mut self, index: u32) -> Option<Box<Client>> {
         let mut client = self.clients.get_mut(index as usize)?.take()?;
         self.free_clients.push(index);
@@ -215,7 +224,9 @@ impl Datapath {
         self.touched.retain(|&(other, _)| other != index);
         for (_, qp) in client.qps.iter() {
             self.qp_by_number.remove(&qp.qpn);
-            self.rnic.destroy_qp(self.now, qp.qpn);
+            if let Err(error) = self.rnic.destroy_qp(self.now, qp.qpn) {
+                tracing::error!(qpn = %qp.qpn, %error, "a queue pair was unknown to the core");
+            }
             self.memories.remove(qp.unkeyed.ring);
         }
         for (_, cq) in client.cqs.iter() {

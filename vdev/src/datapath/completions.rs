@@ -72,7 +72,9 @@ impl Datapath {
         // Neither is found when its client has been ended in this round.
         let Some(&(index, cq_index)) = self.cq_by_id.get(&id) else { return };
         let Some(&(_, slot)) = self.qp_by_number.get(&completion.qpn) else { return };
-        let Some(cq) = self.clients[index as usize].as_deref_mut().and_then(|client| client.cqs.at_mut(cq_index)) else { return };
+        let Some(cq) = self.clients[index as usize].as_deref_mut().and_then(|client| client.cqs.at_mut(cq_index)) else {
+            return;
+        };
         match cq.producer.push(&cq.ring, entry(completion, slot)) {
             Ok(()) => {
                 cq.solicited |= completion.solicited || completion.status != Status::Success;
@@ -138,7 +140,8 @@ impl Datapath {
             match event {
                 AsyncEvent::CqError(cq) => {
                     if let Some(&(index, cq_index)) = self.cq_by_id.get(&cq) {
-                        let cookie = self.clients[index as usize].as_ref().and_then(|client| Some(client.cqs.at(cq_index)?.cookie));
+                        let cookie =
+                            self.clients[index as usize].as_ref().and_then(|client| Some(client.cqs.at(cq_index)?.cookie));
                         self.send_event(index, event::CQ_ERR, cookie);
                     }
                 }

@@ -128,7 +128,9 @@ mod tests {
         let handle = table.insert(1).unwrap();
         assert_eq!(table.insert(2), Err(2));
         for wrong in [handle + 1, u32::MAX, 1 << INDEX_BITS] {
-            assert_eq!((table.get(wrong), table.get_mut(wrong).is_some(), table.remove(wrong)), (None, false, None));
+            assert_eq!(table.get(wrong), None);
+            assert_eq!(table.get_mut(wrong), None);
+            assert_eq!(table.remove(wrong), None);
         }
     }
 }

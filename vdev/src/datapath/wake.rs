@@ -83,6 +83,11 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, source)
     }
 
+    /// Reports each write to an eventfd that a client holds as well. It is never read: the client could have made reading block.
+    pub fn add_doorbell(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN | libc::EPOLLET, source)
+    }
+
     /// Reports once when output is possible.
     pub fn add_output_once(&self, fd: BorrowedFd<'_>, source: Source) -> io::Result<()> {
         let events = libc::EPOLLOUT | libc::EPOLLONESHOT;
@@ -209,6 +214,22 @@ mod tests {
         found.clear();
         epoll.wait(Some(Duration::ZERO), &mut found).unwrap();
         assert!(found.is_empty());
+    }
+
+    #[test]
+    fn each_ring_of_a_doorbell_is_reported_once_without_reading() {
+        let bell = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+        let mut epoll = Epoll::new().unwrap();
+        epoll.add_doorbell(bell.as_fd(), Source::Doorbell(5)).unwrap();
+        let mut found = Vec::new();
+        for _ in 0..3 {
+            bell.write(1).unwrap();
+            epoll.wait(None, &mut found).unwrap();
+            assert_eq!(found, [Source::Doorbell(5)]);
+            found.clear();
+            epoll.wait(Some(Duration::ZERO), &mut found).unwrap();
+            assert!(found.is_empty());
+        }
     }
 
     #[test]

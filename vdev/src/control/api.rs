@@ -1,0 +1,224 @@
+//! The HTTP API on `api.sock`, as `vdev/openapi.yaml` describes it.
+//!
+//! Owns: paths, status codes and the JSON shapes of answers. Every answer but `/metrics` is JSON, errors included. Whoever may
+//! open the socket may do everything, so there is no further authentication.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use serde::Serialize;
+use tokio::net::UnixListener;
+
+use super::devices::{Device, DeviceError, Devices};
+use super::metrics;
+use super::spec::DeviceSpec;
+use crate::datapath::{ClientId, DeviceStatus};
+
+/// Longest body of a request in bytes.
+const MAX_BODY: usize = 64 * 1024;
+
+/// Serves until aborted.
+pub async fn serve(listener: UnixListener, devices: Arc<Devices>) {
+    let router = Router::new()
+        .route("/v1/version", get(version))
+        .route("/v1/devices", get(list))
+        .route("/v1/devices/{name}", get(show).put(put).delete(remove))
+        .route("/metrics", get(metrics_text))
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(devices);
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "the control API has ended");
+    }
+}
+
+/// An error as answered.
+struct ApiError(StatusCode, String);
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        json(self.0, &BTreeMap::from([("error", self.1)]))
+    }
+}
+
+impl From<DeviceError> for ApiError {
+    fn from(error: DeviceError) -> Self {
+        let status = match error {
+            DeviceError::Invalid(_) => StatusCode::BAD_REQUEST,
+            DeviceError::Conflict(_) => StatusCode::CONFLICT,
+            DeviceError::NotFound(_) => StatusCode::NOT_FOUND,
+            DeviceError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            DeviceError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        ApiError(status, error.to_string())
+    }
+}
+
+impl From<BytesRejection> for ApiError {
+    fn from(rejection: BytesRejection) -> Self {
+        ApiError(rejection.status(), format!("{}; a body may have {MAX_BODY} bytes", rejection.body_text()))
+    }
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => (status, [(header::CONTENT_TYPE, "application/json")], bytes).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn not_found() -> ApiError {
+    ApiError(StatusCode::NOT_FOUND, "there is no such path: see /v1/devices, /v1/version and /metrics".into())
+}
+
+async fn wrong_method() -> ApiError {
+    ApiError(StatusCode::METHOD_NOT_ALLOWED, "this path does not have this method".into())
+}
+
+#[derive(Serialize)]
+struct Version {
+    name: &'static str,
+    version: &'static str,
+    api: u32,
+    abi: u32,
+    pid: u32,
+}
+
+async fn version() -> Response {
+    let abi = vdev_abi::control::ABI_VERSION;
+    let version = Version { name: "vrdma", version: env!("CARGO_PKG_VERSION"), api: 1, abi, pid: std::process::id() };
+    json(StatusCode::OK, &version)
+}
+
+/// A device as answered.
+#[derive(Serialize)]
+pub struct DeviceView {
+    /// Name.
+    pub name: String,
+    guid: String,
+    ips: Vec<String>,
+    socket: String,
+    active_mtu: usize,
+    /// `ACTIVE` or `DOWN`.
+    pub state: &'static str,
+    wire: WireView,
+    /// Connections.
+    pub clients: Vec<ClientView>,
+    /// From the core and from the ways to the wire.
+    pub counters: BTreeMap<&'static str, u64>,
+    create_us: u64,
+}
+
+#[derive(Serialize)]
+struct WireView {
+    interface: Option<String>,
+    reason: Option<String>,
+}
+
+/// A connection as answered.
+#[derive(Serialize)]
+pub struct ClientView {
+    pid: i32,
+    program: String,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Regions.
+    pub mrs: usize,
+    /// Protection domains.
+    pub pds: usize,
+}
+
+/// Devices with what the datapath says about them, all at one moment.
+async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceView>, DeviceError> {
+    let sessions: Vec<_> = shown.iter().map(|device| device.sessions.views()).collect();
+    let asked: Vec<(rnic::DeviceId, Vec<ClientId>)> = shown
+        .iter()
+        .zip(&sessions)
+        .map(|(device, sessions)| (device.id, sessions.iter().map(|session| session.client).collect()))
+        .collect();
+    let statuses = devices.datapath.call(move |datapath| datapath.statuses(&asked)).await?;
+    let mut views = Vec::with_capacity(shown.len());
+    for ((device, sessions), DeviceStatus { counters, clients }) in shown.into_iter().zip(sessions).zip(statuses) {
+        let port = device.port();
+        // A client that ended since is not shown: its objects are gone.
+        let clients = sessions.into_iter().zip(clients).filter_map(|(session, counts)| {
+            let counts = counts?;
+            let (pid, program) = (session.pid, session.program);
+            Some(ClientView { pid, program, qps: counts.qps, cqs: counts.cqs, mrs: counts.mrs, pds: counts.pds })
+        });
+        views.push(DeviceView {
+            name: device.name.clone(),
+            guid: guid_text(device.guid),
+            ips: device.spec.ips.iter().map(ToString::to_string).collect(),
+            socket: device.socket.display().to_string(),
+            active_mtu: port.mtu.bytes(),
+            state: if port.is_up { "ACTIVE" } else { "DOWN" },
+            wire: WireView { interface: port.interface, reason: port.reason },
+            clients: clients.collect(),
+            counters,
+            create_us: device.create_us,
+        });
+    }
+    Ok(views)
+}
+
+async fn view(devices: &Devices, device: Arc<Device>) -> Result<DeviceView, DeviceError> {
+    views(devices, vec![device]).await?.pop().ok_or(DeviceError::Stopping)
+}
+
+/// As `ibv_devinfo` shows GUIDs.
+fn guid_text(guid: u64) -> String {
+    let [a, b, c, d] = [guid >> 48, guid >> 32 & 0xFFFF, guid >> 16 & 0xFFFF, guid & 0xFFFF];
+    format!("{a:04x}:{b:04x}:{c:04x}:{d:04x}")
+}
+
+async fn list(State(devices): State<Arc<Devices>>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &views(&devices, devices.all()).await?))
+}
+
+async fn show(State(devices): State<Arc<Devices>>, Path(name): Path<String>) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &view(&devices, devices.get(&name)?).await?))
+}
+
+async fn put(
+    State(devices): State<Arc<Devices>>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let spec = DeviceSpec::from_json(&body?).map_err(DeviceError::Invalid)?;
+    let (device, made) = devices.put(&name, spec).await?;
+    let status = if made { StatusCode::CREATED } else { StatusCode::OK };
+    Ok(json(status, &view(&devices, device).await?))
+}
+
+async fn remove(State(devices): State<Arc<Devices>>, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
+    devices.delete(&name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn metrics_text(State(devices): State<Arc<Devices>>) -> Result<Response, ApiError> {
+    let views = views(&devices, devices.all()).await?;
+    let drops = devices.datapath.call(|datapath| datapath.drops()).await.map_err(DeviceError::from)?;
+    let content_type = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
+    Ok((content_type, metrics::text(&views, &drops)).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guid_is_written_in_four_groups() {
+        assert_eq!(guid_text(0x0200_00ab_0000_cdef), "0200:00ab:0000:cdef");
+    }
+}
