@@ -46,9 +46,9 @@ impl Completions {
     }
 
     /// The bytes could not be written: the completions that wait come out as `change` leaves them.
-    pub fn release_changed(&mut self, mut change: impl FnMut(usize, &mut Completion)) {
-        for (n, (_, completion)) in self.deferred.iter_mut().enumerate() {
-            change(n, completion);
+    pub fn release_changed(&mut self, mut change: impl FnMut(&mut Completion)) {
+        for (_, completion) in &mut self.deferred {
+            change(completion);
         }
         self.release();
     }

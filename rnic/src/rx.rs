@@ -1,10 +1,16 @@
 //! Packets from the wire: checks that need no queue pair, and the way to the queue pair.
 
 use crate::dma::Dma;
+use crate::ids::IdTable;
+use crate::qp::{Path, Qp};
 use crate::rnic::Rnic;
+use crate::shared::{Batch, Scratch, Shared};
 use crate::work::DeviceId;
+use alloc::boxed::Box;
 use core::net::IpAddr;
-use roce::Instant;
+use roce::wire::icrc::{Flow, Prefix};
+use roce::wire::{Headers, Kind, Service};
+use roce::{Instant, Qpn};
 
 /// What a port knows about a burst of packets beyond its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +29,143 @@ pub struct RxMeta {
 
 impl Rnic {
     /// Takes received packets: `bytes` holds one or more UDP payloads of `meta.segment_len` bytes each, the last possibly
-    /// shorter, as UDP_GRO gives them.
-    pub fn handle_burst(&mut self, _now: Instant, meta: &RxMeta, bytes: &[u8], _dma: &mut impl Dma) {
-        if meta.segment_len > 0 {
-            self.shared.drops.unknown_qp += bytes.chunks(meta.segment_len).count() as u64;
+    /// shorter, as UDP_GRO gives them. Payload is in memory, and completions can be polled, when this returns.
+    pub fn handle_burst(&mut self, now: Instant, meta: &RxMeta, bytes: &[u8], dma: &mut impl Dma) {
+        let Rnic { qps, shared, scratch } = self;
+        if !shared.port_is_up(meta.device) {
+            shared.drops.port_down += 1;
+            return;
+        }
+        let flow = Flow { src: meta.src.to_canonical(), dst: meta.dst.to_canonical(), src_port: meta.src_port };
+        let segment_len = if meta.segment_len == 0 { bytes.len() } else { meta.segment_len };
+        let mut receiver = Receiver { now, device: meta.device, flow, prefix: None, batch_qpn: Qpn::default() };
+        let mut at = 0;
+        while at < bytes.len() {
+            let end = bytes.len().min(at + segment_len);
+            receiver.packet(qps, shared, scratch, dma, (bytes, at, end));
+            at = end;
+        }
+        receiver.write_batch(qps, shared, scratch, dma, bytes);
+    }
+}
+
+struct Receiver {
+    now: Instant,
+    device: DeviceId,
+    flow: Flow,
+    /// ICRC of the headers below the BTH, for packets of this length.
+    prefix: Option<(usize, Prefix)>,
+    /// Whose packets the open batch holds.
+    batch_qpn: Qpn,
+}
+
+impl Receiver {
+    fn packet(
+        &mut self,
+        qps: &mut IdTable<Box<Qp>>,
+        shared: &mut Shared,
+        scratch: &mut Scratch,
+        dma: &mut impl Dma,
+        (bytes, start, end): (&[u8], usize, usize),
+    ) {
+        let packet = &bytes[start..end];
+        let Ok((headers, payload)) = Headers::parse(packet) else {
+            shared.drops.malformed += 1;
+            return;
+        };
+        if !self.icrc_is_good(packet) {
+            shared.drops.icrc += 1;
+            return;
+        }
+        let bth = &headers.bth;
+        // The membership bit of a partition key does not take part in the comparison; there is only the default partition.
+        if bth.pkey & 0x7FFF != 0x7FFF {
+            shared.drops.bad_pkey += 1;
+            return;
+        }
+        let Some(qp) = qps.get(bth.dest_qpn.get()).filter(|qp| qp.device == self.device) else {
+            shared.drops.unknown_qp += 1;
+            return;
+        };
+        let is_from_peer = match qp.path {
+            Path::Wire(out) => out.dst == self.flow.src && out.src == self.flow.dst,
+            Path::Local(_) => false,
+            Path::Unset => {
+                shared.drops.bad_state += 1;
+                return;
+            }
+        };
+        if !is_from_peer {
+            shared.drops.bad_address += 1;
+            return;
+        }
+        match bth.opcode.service() {
+            Service::Cnp => return shared.count(self.device, |counters| counters.rcvd_cnp += 1),
+            Service::Rc => {}
+            Service::Uc | Service::Ud => {
+                shared.drops.bad_service += 1;
+                return;
+            }
+        }
+        if !qp.can_receive() {
+            shared.drops.bad_state += 1;
+            return;
+        }
+        shared.count(self.device, |counters| {
+            counters.rcvd_pkts += 1;
+            counters.rcvd_bytes += packet.len() as u64;
+            counters.rcvd_ecn += u64::from(bth.fecn || bth.becn);
+        });
+        let qpn = bth.dest_qpn;
+        if !self.continues_batch(scratch, qpn, bth.opcode.kind()) {
+            self.write_batch(qps, shared, scratch, dma, bytes);
+        }
+        self.batch_qpn = qpn;
+        let Some(qp) = qps.get_mut(qpn.get()).filter(|qp| qp.can_receive()) else { return };
+        let payload = start + payload.start..start + payload.end;
+        if bth.opcode.is_response() {
+            qp.handle_response(shared, scratch, self.now, &headers, payload);
+        } else {
+            qp.handle_request(shared, scratch, dma, &headers, payload);
+        }
+    }
+
+    fn icrc_is_good(&mut self, packet: &[u8]) -> bool {
+        let prefix = match self.prefix {
+            Some((len, prefix)) if len == packet.len() => Ok(prefix),
+            _ => Prefix::new(&self.flow, packet.len()),
+        };
+        let Ok(prefix) = prefix else { return false };
+        self.prefix = Some((packet.len(), prefix));
+        prefix.check(packet).is_ok()
+    }
+
+    /// Whether the packet can be taken before the open batch is written.
+    fn continues_batch(&self, scratch: &Scratch, qpn: Qpn, kind: Kind) -> bool {
+        let Some((batch, _)) = scratch.open_batch else { return true };
+        let fits = match kind {
+            Kind::Send | Kind::Write => batch == Batch::Requests,
+            Kind::ReadResponse => batch == Batch::Responses,
+            Kind::AtomicAck => batch == Batch::Values,
+            // It may depend on, or change, memory that the batch is about to write.
+            Kind::CompareSwap | Kind::FetchAdd => false,
+            Kind::Ack | Kind::ReadRequest | Kind::Cnp => true,
+        };
+        fits && qpn == self.batch_qpn
+    }
+
+    fn write_batch(
+        &self,
+        qps: &mut IdTable<Box<Qp>>,
+        shared: &mut Shared,
+        scratch: &mut Scratch,
+        dma: &mut impl Dma,
+        bytes: &[u8],
+    ) {
+        if scratch.open_batch.is_some()
+            && let Some(qp) = qps.get_mut(self.batch_qpn.get())
+        {
+            qp.write_batch(shared, scratch, dma, bytes);
         }
     }
 }

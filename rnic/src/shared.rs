@@ -14,7 +14,7 @@ use crate::work::{Completion, CqId, DeviceId, PdId};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use emtt::{Segment, Table};
-use roce::{Gid, Rkey};
+use roce::{Gid, Psn, Rkey};
 
 pub(crate) struct Shared {
     pub config: Config,
@@ -86,4 +86,49 @@ pub(crate) struct Scratch {
     pub theirs: Vec<Segment>,
     /// Memory against packet bytes (wire).
     pub pieces: Vec<Piece>,
+    /// What `pieces` are while packets are taken, and the PSN of the first packet among them.
+    pub open_batch: Option<(Batch, Psn)>,
+    /// Values that atomics returned, in host byte order.
+    pub values: Vec<u8>,
+}
+
+/// What a batch of received bytes belongs to. One batch belongs to one queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Batch {
+    /// Payload of a peer's requests.
+    Requests,
+    /// Payload of responses to READs.
+    Responses,
+    /// Values from atomics: the source is [`Scratch::values`].
+    Values,
+}
+
+impl Scratch {
+    /// A function that takes, in order, the memory for received bytes that begin at `at`. Completions wait from now on until
+    /// the batch is written.
+    pub fn batch<'a>(&'a mut self, shared: &mut Shared, kind: Batch, psn: Psn, mut at: usize) -> impl FnMut(Segment) + use<'a> {
+        if self.open_batch.is_none() {
+            self.open_batch = Some((kind, psn));
+            shared.completions.defer();
+        }
+        let pieces = &mut self.pieces;
+        move |segment| {
+            pieces.push(Piece { segment, at });
+            at += segment.len as usize;
+        }
+    }
+
+    /// Keeps the value that an atomic returned until the batch is written; returns its offset.
+    pub fn keep_value(&mut self, value: u64) -> usize {
+        let at = self.values.len();
+        self.values.extend_from_slice(&value.to_ne_bytes());
+        at
+    }
+
+    /// The batch is written, or lost.
+    pub fn close_batch(&mut self) {
+        self.open_batch = None;
+        self.pieces.clear();
+        self.values.clear();
+    }
 }

@@ -17,10 +17,6 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    pub fn is_set(&self) -> bool {
-        self.deadline.is_some()
-    }
-
     pub fn clear(&mut self) {
         self.deadline = None;
     }

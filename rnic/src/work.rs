@@ -152,6 +152,13 @@ pub enum Opcode {
     RecvWriteWithImm = 129,
 }
 
+impl Opcode {
+    /// A send request that is answered by data.
+    pub(crate) fn is_fetch(self) -> bool {
+        matches!(self, Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd)
+    }
+}
+
 bitflags! {
     /// Flags of a completion; the values are those of `enum ibv_wc_flags`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

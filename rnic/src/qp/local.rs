@@ -95,8 +95,8 @@ impl Rnic {
             qp.fail_send(shared, status, cause);
             return Step::Stop;
         }
-        qp.req.begun = index.wrapping_add(1);
-        let (device, dest, psn) = (qp.device, qp.attr.dest_qpn, qp.req.next_psn);
+        qp.req.cursor.begun = index.wrapping_add(1);
+        let (device, dest, psn) = (qp.device, qp.attr.dest_qpn, qp.req.cursor.psn);
         let reachable = |peer: &&mut alloc::boxed::Box<Qp>| {
             peer.can_receive()
                 && peer.device == peer_device
@@ -183,7 +183,7 @@ impl Qp {
     ) -> Result<(), Fault> {
         self.note_reception(shared);
         let is_last = moved + len == wqe.length;
-        let Scratch { ours, theirs, pieces } = scratch;
+        let Scratch { ours, theirs, pieces, .. } = scratch;
         theirs.clear();
         match wqe.op {
             SendOp::Send { imm, invalidate } => {
@@ -226,7 +226,7 @@ impl Qp {
         }
         if is_last {
             self.resp.expected_psn = self.resp.expected_psn.plus(wqe.packets);
-            self.resp.msn = self.resp.msn.wrapping_add(1) & 0xFF_FFFF;
+            self.resp.count_message();
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ impl Qp {
 
     /// The requester's side of a success.
     fn finish_local(&mut self, shared: &mut Shared, wqe: &SendWqe) {
-        self.req.next_psn = self.req.next_psn.plus(wqe.packets);
+        self.req.cursor.psn = self.req.cursor.psn.plus(wqe.packets);
         self.req.moved = 0;
         self.req.retries = 0;
         self.req.rnr_retries = 0;

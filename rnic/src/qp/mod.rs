@@ -1,15 +1,21 @@
 //! A queue pair: its queues, its connection, and what happens to both when its state changes.
 //!
-//! [`requester`] sends requests, and takes their answers; [`responder`] takes a peer's requests;
-//! [`local`] does both at once for two queue pairs of one host. [`access`] holds the checks that both paths share.
+//! On the wire, [`requester`] sends requests and [`response`] takes their answers; [`request`] takes a peer's requests and
+//! [`reply`] answers them. [`local`] does all of that at once for two queue pairs of one host. [`responder`] is what a message
+//! does to this side, and [`access`] the checks before it, on both paths.
 
 pub(crate) mod access;
+pub(crate) mod burst;
 pub(crate) mod local;
 pub(crate) mod queue;
+pub(crate) mod reply;
+pub(crate) mod request;
 pub(crate) mod requester;
 pub(crate) mod responder;
+pub(crate) mod response;
 pub(crate) mod retry;
 pub(crate) mod state;
+pub(crate) mod transmit;
 pub(crate) mod window;
 
 use crate::attr::{QpAttr, QpAttrMask, QpCaps, QpInit, QpState};
@@ -66,6 +72,8 @@ pub(crate) struct Qp {
     pub attr: QpAttr,
     pub sq: Ring<SendWqe>,
     pub rq: Ring<RecvWqe>,
+    /// Whether requests go before replies when both wait; they take turns.
+    pub requests_first: bool,
     pub req: Requester,
     pub resp: Responder,
 }
@@ -89,6 +97,7 @@ impl Qp {
             attr: no_attributes(caps),
             sq: Ring::for_sends(caps.max_send_wr, caps.max_send_sge),
             rq: Ring::for_receives(caps.max_recv_wr, caps.max_recv_sge),
+            requests_first: false,
             req: Requester::new(),
             resp: Responder::new(),
         }
@@ -115,7 +124,7 @@ impl Qp {
             attr.rq_psn = self.resp.expected_psn;
         }
         if matches!(self.state, QpState::Rts | QpState::Sqd) {
-            attr.sq_psn = self.req.next_psn;
+            attr.sq_psn = self.req.cursor.psn;
         }
         attr.sq_draining = self.state == QpState::Sqd && self.req.draining;
         attr
@@ -208,7 +217,9 @@ impl Qp {
                 _ => {}
             }
         }
-        self.complete_send(shared, status, vendor_err);
+        if !self.sq.is_empty() {
+            self.complete_send(shared, status, vendor_err);
+        }
         self.resp.forget_replies();
         self.enter_error(shared);
     }
@@ -273,7 +284,8 @@ impl Qp {
     fn connect(&mut self, shared: &Shared) {
         self.path = self.path_to_peer(shared);
         self.established = false;
-        self.resp.start(self.attr.rq_psn, self.attr.max_dest_rd_atomic);
+        let is_wire = matches!(self.path, Path::Wire(_));
+        self.resp.start(self.attr.rq_psn, self.attr.max_dest_rd_atomic, is_wire);
     }
 
     fn path_to_peer(&self, shared: &Shared) -> Path {

@@ -7,8 +7,9 @@ use crate::event::AsyncEvent;
 use crate::shared::Shared;
 use crate::vendor_err;
 use crate::work::{Completion, CompletionFlags, Opcode, Status};
+use alloc::collections::VecDeque;
 use emtt::{Access, Segment, Table};
-use roce::wire::NakCode;
+use roce::wire::{NakCode, Syndrome};
 use roce::{Psn, Rkey};
 
 /// A message that has begun and not ended.
@@ -39,15 +40,84 @@ pub(crate) struct Responder {
     pub received: u32,
     /// A peer on the local path waits for a receive.
     pub starved_local_peer: bool,
+    /// How many READs and atomics are remembered, and may wait for their reply.
+    pub depth: u8,
+    /// The last READs and atomics, to answer a duplicate; oldest first.
+    pub resources: VecDeque<Resource>,
+    /// READs and atomics whose reply is not sent in full; oldest first.
+    pub replies: VecDeque<Reply>,
+    /// Packets were taken that asked for an acknowledgement, and it was not sent.
+    pub ack_due: bool,
+    /// A NAK that was not sent; it goes after the replies, as what it refuses came after them.
+    pub nak: Option<(Psn, Syndrome)>,
+    /// A NAK was sent or is due for the expected PSN; packets beyond it are dropped without another one.
+    pub refusing: bool,
+}
+
+/// A READ or atomic that was accepted (IBA 9.4.5, responder resources).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resource {
+    pub psn: Psn,
+    /// PSNs of its response.
+    pub packets: u32,
+    pub kind: Fetch,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fetch {
+    Read(Remote),
+    /// The value before the operation.
+    Atomic(u64),
+}
+
+/// A reply that waits, or is being sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reply {
+    /// PSN of its first packet.
+    pub psn: Psn,
+    pub packets: u32,
+    /// Packets sent.
+    pub sent: u32,
+    pub msn: u32,
+    /// It was answered before; such replies do not take part in the agreed depth.
+    pub is_duplicate: bool,
+    pub kind: Fetch,
 }
 
 impl Responder {
     pub fn new() -> Self {
-        Responder { expected_psn: Psn::new(0), msn: 0, message: None, received: 0, starved_local_peer: false }
+        Responder {
+            expected_psn: Psn::new(0),
+            msn: 0,
+            message: None,
+            received: 0,
+            starved_local_peer: false,
+            depth: 0,
+            resources: VecDeque::new(),
+            replies: VecDeque::new(),
+            ack_due: false,
+            nak: None,
+            refusing: false,
+        }
     }
 
-    pub fn start(&mut self, psn: Psn, _depth: u8) {
-        *self = Responder { expected_psn: psn, ..Responder::new() };
+    /// The queue pair becomes ready to receive. Allocates once what the wire path needs.
+    pub fn start(&mut self, psn: Psn, depth: u8, is_wire: bool) {
+        *self = Responder { expected_psn: psn, depth, ..Responder::new() };
+        if is_wire {
+            self.resources.reserve_exact(usize::from(depth));
+            self.replies.reserve_exact(usize::from(depth) * 3);
+        }
+    }
+
+    /// A message is complete.
+    #[inline]
+    pub fn count_message(&mut self) {
+        self.msn = (self.msn + 1) & 0xFF_FFFF;
+    }
+
+    pub fn has_replies(&self) -> bool {
+        !self.replies.is_empty() || self.nak.is_some() || self.ack_due
     }
 
     pub fn abandon_message(&mut self) {
@@ -55,7 +125,12 @@ impl Responder {
         self.starved_local_peer = false;
     }
 
-    pub fn forget_replies(&mut self) {}
+    /// Nothing is answered any more.
+    pub fn forget_replies(&mut self) {
+        self.replies.clear();
+        self.nak = None;
+        self.ack_due = false;
+    }
 }
 
 impl Qp {

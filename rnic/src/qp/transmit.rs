@@ -1,0 +1,63 @@
+//! One turn of a queue pair on the wire: a burst of replies or of requests, and what is known about its flow.
+
+use super::Qp;
+use crate::dma::Dma;
+use crate::event::Transmit;
+use crate::shared::{Scratch, Shared};
+use roce::Instant;
+use roce::wire::icrc::Flow;
+
+impl Qp {
+    /// Makes one burst of packets. While the port is down the burst is lost, as on a dead link, and `None` returned.
+    pub fn transmit(
+        &mut self,
+        shared: &mut Shared,
+        scratch: &mut Scratch,
+        now: Instant,
+        flow: Flow,
+        dma: &mut impl Dma,
+        buf: &mut [u8],
+    ) -> Option<Transmit> {
+        if !shared.port_is_up(self.device) {
+            // Nobody hears them; peers will ask again. A long READ must not be built packet by packet for that.
+            self.resp.forget_replies();
+        }
+        let replies_first = self.resp.has_replies() && (!self.requests_first || self.sq.is_empty());
+        let mut sent = None;
+        for replies in [replies_first, !replies_first] {
+            let burst = if replies {
+                if !self.resp.has_replies() {
+                    continue;
+                }
+                self.transmit_replies(shared, scratch, dma, buf)
+            } else {
+                self.transmit_requests(shared, scratch, now, dma, buf)
+            };
+            if let Some(mut burst) = burst {
+                burst.seal(&flow);
+                self.requests_first = replies;
+                sent = Some((burst.lengths(), burst.packets()));
+                break;
+            }
+        }
+        let ((len, segment_len), packets) = sent?;
+        // Whether more can be sent shows at the next turn.
+        self.schedule(shared);
+        let device = shared.devices.get_mut(self.device.0)?;
+        device.port?;
+        device.counters.sent_pkts += packets as u64;
+        device.counters.sent_bytes += len as u64;
+        let address = &self.attr.address;
+        Some(Transmit {
+            device: self.device,
+            src: flow.src,
+            dst: flow.dst,
+            src_port: flow.src_port,
+            traffic_class: address.traffic_class,
+            hop_limit: if address.hop_limit == 0 { 64 } else { address.hop_limit },
+            flow_label: address.flow_label,
+            len,
+            segment_len,
+        })
+    }
+}

@@ -1,0 +1,462 @@
+//! Two devices in virtual time: in one core (local path), or in two whose packets cross a simulated link (wire).
+
+#![allow(dead_code)]
+
+pub mod link;
+pub mod memory;
+
+use emtt::{Access, MemId, Owner, Segment};
+use link::{Faults, Link, Packet};
+use memory::SimMemory;
+use rnic::*;
+use roce::{Gid, Instant, Lkey, Mtu, Psn, Qpn, Rkey};
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// How the two devices reach each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    Local,
+    Wire,
+}
+
+/// Both, for tests that hold on either.
+pub const BOTH: [Route; 2] = [Route::Local, Route::Wire];
+
+/// Bytes of memory per end, registered from [`BASE`].
+pub const MEMORY: usize = 4 << 20;
+/// Address of the first registered byte in work requests.
+pub const BASE: u64 = 0x10_0000_1000;
+
+/// One end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct End {
+    /// Which core.
+    pub nic: usize,
+    pub device: DeviceId,
+    pub pd: PdId,
+    pub send_cq: CqId,
+    pub recv_cq: CqId,
+    pub qpn: Qpn,
+    pub memory: MemId,
+    pub mr: Mr,
+    pub ip: IpAddr,
+}
+
+impl End {
+    /// A buffer at an offset of the registered memory.
+    pub fn at(&self, offset: u64, len: u32) -> LocalBuffer {
+        LocalBuffer::Keyed { lkey: self.mr.lkey, addr: BASE + offset, len }
+    }
+}
+
+/// What a pair is made of.
+#[derive(Clone, Copy)]
+pub struct Setup {
+    pub route: Route,
+    pub seed: u64,
+    pub mtu: Mtu,
+    pub depth: u32,
+    pub sge: u32,
+    pub all_signaled: bool,
+    pub access: Access,
+    pub timeout: u8,
+    pub retry_cnt: u8,
+    pub rnr_retry: u8,
+    pub min_rnr_timer: u8,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub psn: u32,
+    pub ipv6: bool,
+}
+
+impl Setup {
+    pub fn new(route: Route) -> Self {
+        Setup {
+            route,
+            seed: 1,
+            mtu: Mtu::B1024,
+            depth: 64,
+            sge: 4,
+            all_signaled: true,
+            access: Access::all(),
+            timeout: 8,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            psn: 1000,
+            ipv6: false,
+        }
+    }
+}
+
+pub struct World {
+    pub now: Instant,
+    pub nics: Vec<Rnic>,
+    pub memory: SimMemory,
+    pub link: Link,
+    /// Completions by core, not yet taken by a test.
+    pub completions: Vec<(CqId, Completion)>,
+    pub events: Vec<AsyncEvent>,
+    pub setup: Setup,
+    ends: Vec<End>,
+    buf: Vec<u8>,
+}
+
+impl World {
+    /// An empty world with the cores that the route needs.
+    pub fn new(setup: Setup) -> Self {
+        let cores = if setup.route == Route::Local { 1 } else { 2 };
+        let config = |n| Config { seed: setup.seed * 2 + n, local_path: true };
+        World {
+            now: Instant::from_nanos(1_000_000),
+            nics: (0..cores).map(|n| Rnic::new(config(n))).collect(),
+            memory: SimMemory::default(),
+            link: Link::new(setup.seed),
+            completions: Vec::new(),
+            events: Vec::new(),
+            setup,
+            ends: Vec::new(),
+            buf: vec![0; 60 << 10],
+        }
+    }
+
+    /// Two connected ends, in RTS.
+    pub fn pair(setup: Setup) -> (World, End, End) {
+        let mut world = World::new(setup);
+        let a = world.end();
+        let b = world.end();
+        world.connect(&a, &b);
+        (world, a, b)
+    }
+
+    /// A new device with one of everything; the queue pair is in RESET.
+    pub fn end(&mut self) -> End {
+        let n = self.ends.len();
+        let nic = n % self.nics.len();
+        let ip: IpAddr = match self.setup.ipv6 {
+            true => format!("2001:db8::{}", n + 1).parse().unwrap(),
+            false => format!("192.0.2.{}", n + 1).parse().unwrap(),
+        };
+        let core = &mut self.nics[nic];
+        let device = core.create_device(DeviceInit { gids: vec![Gid::from(ip)], mtu: Mtu::B4096 }).unwrap();
+        let pd = core.alloc_pd(device).unwrap();
+        let send_cq = core.create_cq(device).unwrap();
+        let recv_cq = core.create_cq(device).unwrap();
+        let memory = self.memory.add(MEMORY);
+        for (n, byte) in self.memory.space(memory).iter_mut().enumerate() {
+            *byte = (n * 7 + n / 251 + ip_byte(ip)) as u8;
+        }
+        let core = &mut self.nics[nic];
+        let mr = core.reg_mr(pd, MrInit { iova: BASE, access: Access::all(), runs: runs(memory, MEMORY) }).unwrap();
+        let mut end = End { nic, device, pd, send_cq, recv_cq, qpn: Qpn::default(), memory, mr, ip };
+        end.qpn = self.queue_pair(&end);
+        self.ends.push(end);
+        end
+    }
+
+    /// Another queue pair beside that of `end`.
+    pub fn queue_pair(&mut self, end: &End) -> Qpn {
+        let Setup { depth, sge, .. } = self.setup;
+        let caps = QpCaps { max_send_wr: depth, max_recv_wr: depth, max_send_sge: sge, max_recv_sge: sge, max_inline_data: 0 };
+        let init = QpInit {
+            qp_type: QpType::Rc,
+            send_cq: end.send_cq,
+            recv_cq: end.recv_cq,
+            caps,
+            all_signaled: self.setup.all_signaled,
+        };
+        self.nics[end.nic].create_qp(end.pd, init).unwrap()
+    }
+
+    pub fn connect(&mut self, a: &End, b: &End) {
+        for (from, to) in [(a, b), (b, a)] {
+            self.to_init(from);
+            self.to_rtr(from, to);
+        }
+        self.to_rts(a);
+        self.to_rts(b);
+    }
+
+    pub fn attr(&self, peer: &End) -> QpAttr {
+        let setup = &self.setup;
+        QpAttr {
+            state: QpState::Reset,
+            cur_state: QpState::Reset,
+            sqd_async_notify: false,
+            access: setup.access,
+            pkey_index: 0,
+            port: 1,
+            qkey: 0,
+            address: AddressVector { dgid: Gid::from(peer.ip), port: 1, ..Default::default() },
+            path_mtu: setup.mtu,
+            timeout: setup.timeout,
+            retry_cnt: setup.retry_cnt,
+            rnr_retry: setup.rnr_retry,
+            rq_psn: Psn::new(setup.psn),
+            sq_psn: Psn::new(setup.psn),
+            max_rd_atomic: setup.max_rd_atomic,
+            max_dest_rd_atomic: setup.max_dest_rd_atomic,
+            min_rnr_timer: setup.min_rnr_timer,
+            dest_qpn: peer.qpn,
+            sq_draining: false,
+            caps: QpCaps::default(),
+        }
+    }
+
+    pub fn modify(&mut self, end: &End, mask: QpAttrMask, attr: &QpAttr) -> Result<(), ControlError> {
+        self.nics[end.nic].modify_qp(self.now, end.qpn, mask, attr)
+    }
+
+    pub fn set_state(&mut self, end: &End, state: QpState) {
+        let attr = QpAttr { state, ..self.attr(end) };
+        self.modify(end, QpAttrMask::STATE, &attr).unwrap();
+    }
+
+    pub fn to_init(&mut self, end: &End) {
+        let attr = QpAttr { state: QpState::Init, ..self.attr(end) };
+        self.modify(end, INIT, &attr).unwrap();
+    }
+
+    pub fn to_rtr(&mut self, end: &End, peer: &End) {
+        let attr = QpAttr { state: QpState::Rtr, ..self.attr(peer) };
+        self.modify(end, RTR, &attr).unwrap();
+    }
+
+    pub fn to_rts(&mut self, end: &End) {
+        let attr = QpAttr { state: QpState::Rts, ..self.attr(end) };
+        self.modify(end, RTS, &attr).unwrap();
+    }
+
+    pub fn state(&self, end: &End) -> QpState {
+        self.nics[end.nic].query_qp(end.qpn).unwrap().state
+    }
+
+    pub fn try_send(&mut self, end: &End, wr_id: u64, op: SendOp, buffers: &[LocalBuffer]) -> Result<(), PostError> {
+        self.try_send_flags(end, wr_id, op, buffers, SendFlags::empty())
+    }
+
+    pub fn try_send_flags(
+        &mut self,
+        end: &End,
+        wr_id: u64,
+        op: SendOp,
+        buffers: &[LocalBuffer],
+        flags: SendFlags,
+    ) -> Result<(), PostError> {
+        self.nics[end.nic].post_send(self.now, end.qpn, &SendRequest { wr_id, op, flags, buffers })
+    }
+
+    pub fn send(&mut self, end: &End, wr_id: u64, op: SendOp, buffers: &[LocalBuffer]) {
+        self.try_send(end, wr_id, op, buffers).unwrap();
+    }
+
+    pub fn try_recv(&mut self, end: &End, wr_id: u64, buffers: &[LocalBuffer]) -> Result<(), PostError> {
+        self.nics[end.nic].post_recv(self.now, end.qpn, &RecvRequest { wr_id, buffers })
+    }
+
+    pub fn recv(&mut self, end: &End, wr_id: u64, buffers: &[LocalBuffer]) {
+        self.try_recv(end, wr_id, buffers).unwrap();
+    }
+
+    pub fn bytes(&mut self, end: &End, offset: usize, len: usize) -> Vec<u8> {
+        self.memory.space(end.memory)[offset..offset + len].to_vec()
+    }
+
+    pub fn word(&mut self, end: &End, offset: usize) -> u64 {
+        u64::from_ne_bytes(self.bytes(end, offset, 8).try_into().unwrap())
+    }
+
+    /// Completions of an end's queue pair so far; takes them.
+    pub fn take(&mut self, cq: CqId, qpn: Qpn) -> Vec<Completion> {
+        let (mine, rest) =
+            std::mem::take(&mut self.completions).into_iter().partition(|(id, done)| *id == cq && done.qpn == qpn);
+        self.completions = rest;
+        let mine: Vec<(CqId, Completion)> = mine;
+        mine.into_iter().map(|(_, completion)| completion).collect()
+    }
+
+    pub fn sent(&mut self, end: &End) -> Vec<Completion> {
+        self.take(end.send_cq, end.qpn)
+    }
+
+    pub fn received(&mut self, end: &End) -> Vec<Completion> {
+        self.take(end.recv_cq, end.qpn)
+    }
+
+    /// Lets everything happen that can happen without time going by, except that packets cross the link.
+    fn settle(&mut self) {
+        for nic in 0..self.nics.len() {
+            self.nics[nic].handle_timeout(self.now);
+            while let Some(work) = self.nics[nic].poll_transmit(self.now, &mut self.memory, &mut self.buf) {
+                if let Work::Packets(burst) = work {
+                    self.put_on_link(&burst);
+                }
+            }
+            while let Some(completion) = self.nics[nic].poll_completion() {
+                self.completions.push(completion);
+            }
+            while let Some(event) = self.nics[nic].poll_event() {
+                self.events.push(event);
+            }
+        }
+    }
+
+    fn put_on_link(&mut self, burst: &Transmit) {
+        assert!(burst.len > 0 && burst.segment_len > 0 && burst.src_port >= 0xC000);
+        for bytes in self.buf[..burst.len].chunks(burst.segment_len) {
+            let packet = Packet { src: burst.src, dst: burst.dst, src_port: burst.src_port, bytes: bytes.to_vec() };
+            self.link.send(self.now, packet);
+        }
+    }
+
+    fn deliver(&mut self) {
+        for (src, dst, src_port, segment_len, bytes) in self.link.arrivals(self.now) {
+            let Some(end) = self.ends.iter().find(|end| end.ip == dst) else { continue };
+            let meta = link::meta(end.device, src, dst, src_port, segment_len);
+            self.nics[end.nic].handle_burst(self.now, &meta, &bytes, &mut self.memory);
+        }
+    }
+
+    /// Runs until nothing is left to happen, or for `limit` of virtual time.
+    pub fn run_for(&mut self, limit: Duration) {
+        let end = self.now + limit;
+        loop {
+            self.deliver();
+            self.settle();
+            let timeouts = self.nics.iter().filter_map(|nic| nic.poll_timeout());
+            let next = timeouts.chain(self.link.next_arrival()).min();
+            match next {
+                Some(at) if at <= end => self.now = self.now.max(at),
+                Some(_) => {
+                    self.now = end;
+                    return;
+                }
+                None => return,
+            }
+        }
+    }
+
+    /// Runs until nothing is left to happen; a minute of virtual time must suffice.
+    pub fn run(&mut self) {
+        let start = self.now;
+        self.run_for(Duration::from_secs(60));
+        assert!(self.now - start < Duration::from_secs(60), "work did not end");
+    }
+
+    /// Sends a packet to `to` as if it came from its peer `from`.
+    pub fn inject(&mut self, from: &End, to: &End, headers: &roce::wire::Headers, payload: &[u8]) {
+        let mut headers = *headers;
+        headers.bth.pad = roce::wire::Bth::pad_for(payload.len());
+        let mut bytes = vec![0; headers.len()];
+        headers.emit(&mut bytes);
+        bytes.extend_from_slice(payload);
+        bytes.resize(bytes.len() + usize::from(headers.bth.pad), 0);
+        let flow = roce::wire::icrc::Flow { src: from.ip, dst: to.ip, src_port: 0xC123 };
+        let icrc = roce::wire::icrc::compute(&flow, 0, &bytes);
+        bytes.extend_from_slice(&icrc.to_le_bytes());
+        self.inject_bytes(from, to, &bytes);
+    }
+
+    /// Delivers bytes to `to` at once.
+    pub fn inject_bytes(&mut self, from: &End, to: &End, bytes: &[u8]) {
+        let meta = link::meta(to.device, from.ip, to.ip, 0xC123, bytes.len());
+        self.nics[to.nic].handle_burst(self.now, &meta, bytes, &mut self.memory);
+    }
+
+    pub fn counters(&self, end: &End) -> Counters {
+        *self.nics[end.nic].counters(end.device).unwrap()
+    }
+
+    pub fn faults(&mut self, faults: Faults) {
+        self.link.faults = faults;
+    }
+}
+
+pub const INIT: QpAttrMask =
+    QpAttrMask::STATE.union(QpAttrMask::PKEY_INDEX).union(QpAttrMask::PORT).union(QpAttrMask::ACCESS_FLAGS);
+pub const RTR: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::AV)
+    .union(QpAttrMask::PATH_MTU)
+    .union(QpAttrMask::DEST_QPN)
+    .union(QpAttrMask::RQ_PSN)
+    .union(QpAttrMask::MAX_DEST_RD_ATOMIC)
+    .union(QpAttrMask::MIN_RNR_TIMER);
+pub const RTS: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::TIMEOUT)
+    .union(QpAttrMask::RETRY_CNT)
+    .union(QpAttrMask::RNR_RETRY)
+    .union(QpAttrMask::SQ_PSN)
+    .union(QpAttrMask::MAX_QP_RD_ATOMIC);
+
+fn ip_byte(ip: IpAddr) -> usize {
+    match ip {
+        IpAddr::V4(ip) => usize::from(ip.octets()[3]),
+        IpAddr::V6(ip) => usize::from(ip.octets()[15]),
+    }
+}
+
+/// The memory of a space in several runs, so that ranges cross them.
+pub fn runs(memory: MemId, bytes: usize) -> Vec<Segment> {
+    let owner = Owner::Host(memory);
+    let cut = 12 << 10;
+    vec![Segment { owner, addr: 0, len: cut }, Segment { owner, addr: cut, len: bytes as u64 - cut }]
+}
+
+pub fn send() -> SendOp {
+    SendOp::Send { imm: None, invalidate: None }
+}
+
+pub fn send_imm(imm: [u8; 4]) -> SendOp {
+    SendOp::Send { imm: Some(imm), invalidate: None }
+}
+
+/// WRITE to an offset of the peer's registered memory.
+pub fn write(peer: &End, offset: u64) -> SendOp {
+    SendOp::Write { remote_addr: BASE + offset, rkey: peer.mr.rkey, imm: None }
+}
+
+pub fn write_imm(peer: &End, offset: u64, imm: [u8; 4]) -> SendOp {
+    SendOp::Write { remote_addr: BASE + offset, rkey: peer.mr.rkey, imm: Some(imm) }
+}
+
+pub fn read(peer: &End, offset: u64) -> SendOp {
+    SendOp::Read { remote_addr: BASE + offset, rkey: peer.mr.rkey }
+}
+
+pub fn fetch_add(peer: &End, offset: u64, add: u64) -> SendOp {
+    SendOp::Atomic { remote_addr: BASE + offset, rkey: peer.mr.rkey, op: AtomicOp::FetchAdd { add } }
+}
+
+pub fn compare_swap(peer: &End, offset: u64, compare: u64, swap: u64) -> SendOp {
+    SendOp::Atomic { remote_addr: BASE + offset, rkey: peer.mr.rkey, op: AtomicOp::CompareSwap { compare, swap } }
+}
+
+/// Status of each completion.
+pub fn statuses(completions: &[Completion]) -> Vec<Status> {
+    completions.iter().map(|completion| completion.status).collect()
+}
+
+/// `wr_id` of each completion.
+pub fn ids(completions: &[Completion]) -> Vec<u64> {
+    completions.iter().map(|completion| completion.wr_id).collect()
+}
+
+pub fn bad_lkey(end: &End) -> LocalBuffer {
+    LocalBuffer::Keyed { lkey: Lkey(end.mr.lkey.0 ^ 1), addr: BASE, len: 8 }
+}
+
+pub fn bad_rkey(end: &End) -> Rkey {
+    Rkey(end.mr.rkey.0 ^ 1)
+}
+
+/// Compares bytes and names the first difference only.
+#[track_caller]
+pub fn assert_bytes(got: &[u8], wanted: &[u8]) {
+    assert_eq!(got.len(), wanted.len());
+    if let Some(at) = (0..got.len()).find(|&at| got[at] != wanted[at]) {
+        panic!("byte {at} of {} is {:#04x}, not {:#04x}", got.len(), got[at], wanted[at]);
+    }
+}
