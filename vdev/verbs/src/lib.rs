@@ -1,12 +1,12 @@
 //! `libvrdma_verbs.so`: the verbs library that programs are given by preloading.
 //!
 //! It defines every public libibverbs function that takes a verbs object. Objects of our devices are served here, over the
-//! daemon's socket and the rings that it shares; objects of other devices go on to the real library ([`foreign`]), if there is one.
+//! daemon's socket and the rings that it shares; objects of other devices go on to the real library (`foreign`), if there is one.
 //! It links against no RDMA library and takes nothing from one.
 //!
-//! Where to look: [`device`] lists and opens devices, [`context`] holds what one opened device owns, [`connection`] talks to the
-//! daemon, [`memory`], [`channel`], [`cq`] and [`qp`] make and end objects, [`post`] and [`poll`] are the data path, [`query`] and
-//! [`events`] answer questions, [`names`] knows strings and rates, [`unsupported`] refuses the rest. [`abi`] is the C interface.
+//! Where to look: `device` lists and opens devices, `context` holds what one opened device owns, `connection` talks to the
+//! daemon, `memory`, `channel`, `cq` and `qp` make and end objects, `post` and `poll` are the data path, `query` and
+//! `events` answer questions, `names` knows strings and rates, `unsupported` refuses the rest. `abi` is the C interface.
 //!
 //! Rules that hold everywhere: no verb waits for a daemon that is gone (its socket closes, every call fails, and one
 //! `IBV_EVENT_DEVICE_FATAL` says so); a child after `fork` cannot use its parent's objects and gets an error; an object pointer
