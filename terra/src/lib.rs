@@ -1,0 +1,30 @@
+//! Joint routing and scheduling of coflows on a wide-area network: which paths each coflow takes and at what rates.
+//!
+//! Pure functions from state to decisions: no sockets, clocks, threads or random devices. A time budget is given in *steps*
+//! (shortest-path computations), so that the same input always gives the same answer.
+//!
+//! - [`Wan`] is the graph, [`Coflow`] the demand, [`Allocation`] the answer; [`check`] proves an allocation feasible.
+//! - [`min_cct::Solver`] finds the least completion time of one coflow, with a certified gap.
+//! - [`read`] holds the input formats, [`topology`] makes networks.
+//!
+//! Units everywhere: volumes in Gbit, rates and capacities in Gbit/s, times in seconds, all `f64` and named so.
+#![forbid(unsafe_code)]
+
+pub mod allocation;
+pub mod coflow;
+pub mod id;
+pub mod min_cct;
+pub mod path;
+pub mod random;
+pub mod read;
+pub mod topology;
+pub mod wan;
+
+pub use allocation::{Allocation, Fault, check};
+pub use coflow::{Coflow, CoflowError, Flow, FlowGroup};
+pub use id::{CoflowId, JobId, LinkId, SiteId};
+pub use path::Path;
+pub use wan::{Wan, WanError};
+
+/// Rates below this many Gbit/s (0.1 kbit/s) are not worth a path: they are rounding, not service.
+pub const RATE_FLOOR_GBPS: f64 = 1e-7;
