@@ -219,7 +219,10 @@ impl Qp {
     /// queue pair goes to the error state.
     pub fn refuse(&mut self, shared: &mut Shared, code: NakCode, receive: Option<(Status, u32)>) {
         match receive {
-            Some((status, cause)) if !self.rq.is_empty() => self.fail_receive(shared, status, cause),
+            // Only a SEND was filling one.
+            Some((status, cause)) if matches!(self.resp.message, Some(Message::Send)) => {
+                self.fail_receive(shared, status, cause)
+            }
             _ => shared.events.push_back(match code {
                 NakCode::RemoteAccessError => AsyncEvent::QpAccessError(self.qpn),
                 NakCode::InvalidRequest => AsyncEvent::QpRequestError(self.qpn),

@@ -47,7 +47,7 @@ mod tests {
         assert_eq!(ack_timeout(0, 0), None);
         for retries in 0..8 {
             let timeout = ack_timeout(14, retries).unwrap();
-            assert!(timeout >= Duration::from_nanos(4096 << 14) && timeout <= Duration::from_nanos(4 * 4096 << 14));
+            assert!(timeout >= Duration::from_nanos(4096 << 14) && timeout <= Duration::from_nanos((4 * 4096) << 14));
         }
         assert!(ack_timeout(31, 7).is_some());
     }

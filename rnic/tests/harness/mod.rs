@@ -173,11 +173,18 @@ impl World {
 
     pub fn connect(&mut self, a: &End, b: &End) {
         for (from, to) in [(a, b), (b, a)] {
-            self.to_init(from);
-            self.to_rtr(from, to);
+            self.init(from);
+            self.rtr(from, to);
         }
-        self.to_rts(a);
-        self.to_rts(b);
+        self.rts(a);
+        self.rts(b);
+    }
+
+    /// Connects one end to a peer that is taken care of elsewhere.
+    pub fn connect_one(&mut self, end: &End, peer: &End) {
+        self.init(end);
+        self.rtr(end, peer);
+        self.rts(end);
     }
 
     pub fn attr(&self, peer: &End) -> QpAttr {
@@ -215,17 +222,17 @@ impl World {
         self.modify(end, QpAttrMask::STATE, &attr).unwrap();
     }
 
-    pub fn to_init(&mut self, end: &End) {
+    pub fn init(&mut self, end: &End) {
         let attr = QpAttr { state: QpState::Init, ..self.attr(end) };
         self.modify(end, INIT, &attr).unwrap();
     }
 
-    pub fn to_rtr(&mut self, end: &End, peer: &End) {
+    pub fn rtr(&mut self, end: &End, peer: &End) {
         let attr = QpAttr { state: QpState::Rtr, ..self.attr(peer) };
         self.modify(end, RTR, &attr).unwrap();
     }
 
-    pub fn to_rts(&mut self, end: &End) {
+    pub fn rts(&mut self, end: &End) {
         let attr = QpAttr { state: QpState::Rts, ..self.attr(end) };
         self.modify(end, RTS, &attr).unwrap();
     }
@@ -339,6 +346,25 @@ impl World {
         }
     }
 
+    /// Lets so many bursts or copy quanta happen, and packets arrive in between.
+    pub fn step_some(&mut self, steps: usize) {
+        for n in 0..steps {
+            let nic = n % self.nics.len();
+            if let Some(Work::Packets(burst)) = self.nics[nic].poll_transmit(self.now, &mut self.memory, &mut self.buf) {
+                self.put_on_link(&burst);
+                self.now = self.now + self.link.delay;
+                self.deliver();
+            }
+        }
+    }
+
+    /// Resets both ends and connects them again.
+    pub fn reconnect(&mut self, a: &End, b: &End) {
+        self.set_state(a, QpState::Reset);
+        self.set_state(b, QpState::Reset);
+        self.connect(a, b);
+    }
+
     /// Runs until nothing is left to happen; a minute of virtual time must suffice.
     pub fn run(&mut self) {
         let start = self.now;
@@ -364,6 +390,10 @@ impl World {
     pub fn inject_bytes(&mut self, from: &End, to: &End, bytes: &[u8]) {
         let meta = link::meta(to.device, from.ip, to.ip, 0xC123, bytes.len());
         self.nics[to.nic].handle_burst(self.now, &meta, bytes, &mut self.memory);
+    }
+
+    pub fn ends(&self) -> Vec<End> {
+        self.ends.clone()
     }
 
     pub fn counters(&self, end: &End) -> Counters {
