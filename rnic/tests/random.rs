@@ -24,12 +24,14 @@ struct Sent {
     len: u32,
 }
 
+/// What a message of the peer will bring: length, immediate data, and the bytes that land in the receive.
+type Expected = (u32, Option<[u8; 4]>, Option<Vec<u8>>);
+
 struct Side {
     end: End,
     posted: VecDeque<Sent>,
     receives: VecDeque<(u64, u64)>,
-    /// What the peer's messages will bring: length, immediate data, whether bytes land in the receive.
-    expected: VecDeque<(u32, Option<[u8; 4]>, Option<Vec<u8>>)>,
+    expected: VecDeque<Expected>,
     /// Bytes that must lie in memory in the end: (at this side, offset, bytes).
     checks: Vec<(u64, Vec<u8>)>,
     next_id: u64,

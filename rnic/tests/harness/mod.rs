@@ -100,6 +100,8 @@ pub struct World {
     /// Completions by core, not yet taken by a test.
     pub completions: Vec<(CqId, Completion)>,
     pub events: Vec<AsyncEvent>,
+    /// When the last completion came.
+    pub completed_at: Instant,
     pub setup: Setup,
     ends: Vec<End>,
     buf: Vec<u8>,
@@ -117,6 +119,7 @@ impl World {
             link: Link::new(setup.seed),
             completions: Vec::new(),
             events: Vec::new(),
+            completed_at: Instant::ZERO,
             setup,
             ends: Vec::new(),
             buf: vec![0; 60 << 10],
@@ -146,9 +149,7 @@ impl World {
         let send_cq = core.create_cq(device).unwrap();
         let recv_cq = core.create_cq(device).unwrap();
         let memory = self.memory.add(MEMORY);
-        for (n, byte) in self.memory.space(memory).iter_mut().enumerate() {
-            *byte = (n * 7 + n / 251 + ip_byte(ip)) as u8;
-        }
+        self.memory.space(memory).copy_from_slice(&pattern()[n..n + MEMORY]);
         let core = &mut self.nics[nic];
         let mr = core.reg_mr(pd, MrInit { iova: BASE, access: Access::all(), runs: runs(memory, MEMORY) }).unwrap();
         let mut end = End { nic, device, pd, send_cq, recv_cq, qpn: Qpn::default(), memory, mr, ip };
@@ -303,6 +304,7 @@ impl World {
                 }
             }
             while let Some(completion) = self.nics[nic].poll_completion() {
+                self.completed_at = self.now;
                 self.completions.push(completion);
             }
             while let Some(event) = self.nics[nic].poll_event() {
@@ -421,11 +423,10 @@ pub const RTS: QpAttrMask = QpAttrMask::STATE
     .union(QpAttrMask::SQ_PSN)
     .union(QpAttrMask::MAX_QP_RD_ATOMIC);
 
-fn ip_byte(ip: IpAddr) -> usize {
-    match ip {
-        IpAddr::V4(ip) => usize::from(ip.octets()[3]),
-        IpAddr::V6(ip) => usize::from(ip.octets()[15]),
-    }
+/// What fills the memory of the ends, each from another place on.
+fn pattern() -> &'static [u8] {
+    static PATTERN: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+    PATTERN.get_or_init(|| (0..MEMORY + 64).map(|n| (n * 7 + n / 251) as u8).collect())
 }
 
 /// The memory of a space in several runs, so that ranges cross them.
