@@ -186,8 +186,7 @@ impl Devices {
         for &ip in &view.on_wire {
             ports.push((ip, port::open(ip).map_err(|error| DeviceError::Conflict(error.to_string()))?));
         }
-        let listener = bind_with(&socket, SockType::SeqPacket, spec.mode, spec.uid, spec.gid)
-            .and_then(|fd| watch_input(fd).inspect_err(|_| drop(std::fs::remove_file(&socket))))
+        let fd = bind_with(&socket, SockType::SeqPacket, spec.mode, spec.uid, spec.gid)
             .map_err(|error| DeviceError::Failed(format!("cannot make the socket {}: {error}", socket.display())))?;
         let init = DeviceInit { gids: spec.ips.iter().map(|&ip| Gid::from(ip)).collect(), mtu: view.mtu };
         let up = view.is_up;
@@ -199,11 +198,15 @@ impl Devices {
                 return Err(error);
             }
         };
-        if let Err(error) = seqpacket::listen(listener.get_ref().as_fd()) {
-            let _ = std::fs::remove_file(&socket);
-            self.datapath.post(move |datapath| drop(datapath.remove_device(id)));
-            return Err(DeviceError::Failed(format!("cannot listen on {}: {error}", socket.display())));
-        }
+        // Watched only once it listens: before that the kernel calls it hung up, for good.
+        let listener = match seqpacket::listen(fd.as_fd()).and_then(|()| watch_input(fd)) {
+            Ok(listener) => listener,
+            Err(error) => {
+                let _ = std::fs::remove_file(&socket);
+                self.datapath.post(move |datapath| drop(datapath.remove_device(id)));
+                return Err(DeviceError::Failed(format!("cannot listen on {}: {error}", socket.display())));
+            }
+        };
         let device = Arc::new(Device {
             guid: guid(&name, &spec.ips[0]),
             name,
