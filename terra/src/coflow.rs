@@ -81,15 +81,26 @@ impl Coflow {
     /// # Errors
     /// [`CoflowError::Volume`], [`CoflowError::TooLarge`].
     pub fn new(id: CoflowId, flows: impl IntoIterator<Item = Flow>) -> Result<Self, CoflowError> {
+        Self::from_groups(
+            id,
+            flows.into_iter().map(|Flow { src, dst, volume_gbit }| FlowGroup { src, dst, volume_gbit, flows: 1 }),
+        )
+    }
+
+    /// The same from parts that hold several flows each, for inputs that list tasks and not flows.
+    ///
+    /// # Errors
+    /// [`CoflowError::Volume`], [`CoflowError::TooLarge`].
+    pub fn from_groups(id: CoflowId, parts: impl IntoIterator<Item = FlowGroup>) -> Result<Self, CoflowError> {
         let mut pairs: BTreeMap<(SiteId, SiteId), (f64, u32)> = BTreeMap::new();
-        for flow in flows {
-            if !(flow.volume_gbit > 0.0 && flow.volume_gbit <= MAX_VOLUME_GBIT) {
-                return Err(CoflowError::Volume(id, flow.volume_gbit));
+        for part in parts {
+            if !(part.volume_gbit > 0.0 && part.volume_gbit <= MAX_VOLUME_GBIT) {
+                return Err(CoflowError::Volume(id, part.volume_gbit));
             }
-            if flow.src != flow.dst {
-                let sum = pairs.entry((flow.src, flow.dst)).or_default();
-                sum.0 += flow.volume_gbit;
-                sum.1 = sum.1.saturating_add(1);
+            if part.src != part.dst {
+                let sum = pairs.entry((part.src, part.dst)).or_default();
+                sum.0 += part.volume_gbit;
+                sum.1 = sum.1.saturating_add(part.flows);
             }
             if pairs.len() > MAX_GROUPS {
                 return Err(CoflowError::TooLarge(id));

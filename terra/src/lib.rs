@@ -5,20 +5,30 @@
 //!
 //! - [`Wan`] is the graph, [`Coflow`] the demand, [`Allocation`] the answer; [`check`] proves an allocation feasible.
 //! - [`min_cct::Solver`] finds the least completion time of one coflow, with a certified gap.
-//! - [`read`] holds the input formats, [`topology`] makes networks.
+//! - [`policy::Policy`] is a schedule of many coflows: [`policy::terra::Terra`] is ours, the other modules of [`policy`] hold
+//!   the comparators.
+//! - [`sim::Simulation`] runs a policy over a [`workload::Workload`] without any clock; [`compare`] runs all of them.
+//! - [`read`] holds the input formats; [`topology`] and [`generate`] make networks and workloads.
 //!
 //! Units everywhere: volumes in Gbit, rates and capacities in Gbit/s, times in seconds, all `f64` and named so.
 #![forbid(unsafe_code)]
 
 pub mod allocation;
 pub mod coflow;
+pub mod compare;
+pub mod generate;
 pub mod id;
 pub mod min_cct;
 pub mod path;
+pub mod policy;
 pub mod random;
 pub mod read;
+pub mod report;
+pub mod share;
+pub mod sim;
 pub mod topology;
 pub mod wan;
+pub mod workload;
 
 pub use allocation::{Allocation, Fault, check};
 pub use coflow::{Coflow, CoflowError, Flow, FlowGroup};

@@ -1,5 +1,8 @@
 //! Readers of topologies and traces. Their input is hostile: everything is bounded and every error names its line.
 
+pub mod fb2010;
+pub mod gml;
+pub mod jobs;
 pub mod links;
 
 use std::io::Read;
