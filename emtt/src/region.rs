@@ -60,11 +60,13 @@ impl Region {
     }
 
     /// Its protection domain.
+    #[inline]
     pub fn pd(&self) -> PdId {
         self.pd
     }
 
     /// Its rights.
+    #[inline]
     pub fn access(&self) -> Access {
         self.access
     }
@@ -80,6 +82,7 @@ impl Region {
         self.len
     }
 
+    #[inline]
     fn runs(&self) -> &[Run] {
         match &self.runs {
             Runs::One(run) => core::slice::from_ref(run),
@@ -88,6 +91,7 @@ impl Region {
     }
 
     /// The memory behind `len` bytes at `addr`, if all of it lies within the region.
+    #[inline]
     pub(crate) fn segments(&self, addr: u64, len: u64) -> Option<Segments<'_>> {
         let offset = addr.checked_sub(self.iova)?;
         if len > self.len.checked_sub(offset)? {
@@ -123,6 +127,7 @@ impl Segments<'_> {
 impl Iterator for Segments<'_> {
     type Item = Segment;
 
+    #[inline]
     fn next(&mut self) -> Option<Segment> {
         if self.left == 0 {
             return None;

@@ -142,6 +142,7 @@ impl Table {
     }
 
     /// The region with this key.
+    #[inline]
     pub fn get(&self, key: u32) -> Option<&Region> {
         self.slots.get(slot_of(key)).filter(|slot| slot.key == key)?.region.as_ref()
     }
@@ -152,6 +153,7 @@ impl Table {
     ///
     /// # Errors
     /// See [`TranslateError`]; key, protection domain, rights and bounds are checked in this order.
+    #[inline]
     pub fn translate(&self, key: u32, pd: PdId, addr: u64, len: u64, needs: Access) -> Result<Segments<'_>, TranslateError> {
         let region = self.get(key).ok_or(TranslateError::Key(key))?;
         if region.pd() != pd {
@@ -185,6 +187,7 @@ impl Table {
     }
 }
 
+#[inline]
 fn slot_of(key: u32) -> usize {
     (key >> VARIANT_BITS) as usize
 }

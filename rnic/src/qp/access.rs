@@ -95,14 +95,21 @@ pub(crate) struct Remote {
 }
 
 impl Qp {
-    /// Whether the peer may do what `right` stands for to all of `remote`. Key and address of an empty range are not looked
-    /// at (IBA 9.7.5.2.3: a zero-length request does not check the R_Key).
+    /// Whether the connection lets the peer do what `right` stands for, and to so many bytes.
     #[inline]
-    pub fn check_remote(&self, table: &Table, right: Access, remote: Remote) -> Result<(), Refusal> {
-        if !self.attr.access.contains(right) || u64::from(remote.len) > MAX_MSG {
-            return Err(Refusal::INVALID);
+    pub fn check_connection(&self, right: Access, len: u32) -> Result<(), Refusal> {
+        if self.attr.access.contains(right) && u64::from(len) <= MAX_MSG { Ok(()) } else { Err(Refusal::INVALID) }
+    }
+
+    /// Whether the region lets the peer do what `right` stands for to all of `remote`. Key and address of an empty range are not
+    /// looked at (IBA 9.7.5.2.3: a zero-length request does not check the R_Key).
+    #[inline]
+    pub fn check_region(&self, table: &Table, right: Access, remote: Remote) -> Result<(), Refusal> {
+        if remote.len == 0 {
+            return Ok(());
         }
-        self.remote_segments(table, right, remote, |_| {})
+        let found = table.translate(remote.rkey.0, self.pd, remote.addr, u64::from(remote.len), right);
+        found.map(drop).map_err(|_| Refusal::ACCESS)
     }
 
     /// Calls `f` with the memory behind `remote`.
@@ -128,12 +135,12 @@ impl Qp {
         found.filter(|word| word.len == 8 && word.addr.is_multiple_of(8)).ok_or(Refusal::INVALID)
     }
 
-    /// Whether the peer may READ all of `remote`.
-    pub fn check_read(&self, table: &Table, remote: Remote) -> Result<(), Refusal> {
+    /// Whether the connection lets the peer READ so many bytes.
+    pub fn begin_read(&self, len: u32) -> Result<(), Refusal> {
         if self.attr.max_dest_rd_atomic == 0 {
             return Err(Refusal::INVALID);
         }
-        self.check_remote(table, Access::REMOTE_READ, remote)
+        self.check_connection(Access::REMOTE_READ, len)
     }
 
     /// Whether the whole of the local buffers of send request `index` may be used as the request needs it.

@@ -196,7 +196,7 @@ impl Qp {
             SendOp::Write { remote_addr, rkey, imm } => {
                 let remote = Remote { addr: remote_addr, rkey, len: wqe.length };
                 if moved == 0 {
-                    self.begin_write(&shared.table, remote)?;
+                    self.begin_write(&shared.table, remote, len)?;
                 }
                 let ending = Ending { imm, invalidate: None, solicited: wqe.flags.contains(SendFlags::SOLICITED) };
                 self.take(shared, (ours, theirs), dma, Message::Write(remote), len, is_last.then_some(ending))?;
@@ -204,7 +204,10 @@ impl Qp {
             SendOp::Read { remote_addr, rkey } => {
                 let remote = Remote { addr: remote_addr, rkey, len: wqe.length };
                 if moved == 0 {
-                    self.check_read(&shared.table, remote)?;
+                    self.begin_read(wqe.length)?;
+                    if !is_last {
+                        self.check_region(&shared.table, Access::REMOTE_READ, remote)?;
+                    }
                 }
                 let part = Remote { addr: remote_addr.wrapping_add(u64::from(moved)), len, ..remote };
                 self.remote_segments(&shared.table, Access::REMOTE_READ, part, |segment| theirs.push(segment))?;

@@ -9,6 +9,7 @@ use crate::shared::{Batch, Scratch, Shared};
 use crate::vendor_err;
 use crate::work::{Opcode, Status};
 use core::ops::Range;
+use emtt::Access;
 use roce::Psn;
 use roce::wire::{Bth, Headers, Kind, NakCode, Syndrome};
 
@@ -145,7 +146,7 @@ impl Qp {
                 if !whole {
                     return Err(Refusal::INVALID);
                 }
-                self.begin_write(&shared.table, Remote { addr: reth.va, rkey: reth.rkey, len: reth.length })?;
+                self.begin_write(&shared.table, Remote { addr: reth.va, rkey: reth.rkey, len: reth.length }, len)?;
             }
             (Some(Message::Send), false, Kind::Send, _) => {}
             (Some(Message::Write(remote)), false, Kind::Write, _) => {
@@ -180,7 +181,8 @@ impl Qp {
     fn accept_read(&mut self, shared: &mut Shared, headers: &Headers) -> Result<u32, Refusal> {
         let reth = headers.reth.ok_or(Refusal::INVALID)?;
         let remote = Remote { addr: reth.va, rkey: reth.rkey, len: reth.length };
-        self.check_read(&shared.table, remote)?;
+        self.begin_read(remote.len)?;
+        self.check_region(&shared.table, Access::REMOTE_READ, remote)?;
         if self.has_no_resource() {
             return Err(Refusal::INVALID);
         }

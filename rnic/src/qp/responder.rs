@@ -144,9 +144,14 @@ impl Qp {
         Ok(())
     }
 
-    /// A WRITE begins: all of its range must be writable, before the first byte is written.
-    pub fn begin_write(&mut self, table: &Table, remote: Remote) -> Result<(), Refusal> {
-        self.check_remote(table, Access::REMOTE_WRITE, remote)?;
+    /// A WRITE begins, and its first `part` bytes are to be placed: all of its range must be writable, before the first byte is
+    /// written. When that is all of it, placing it is the check.
+    #[inline]
+    pub fn begin_write(&mut self, table: &Table, remote: Remote, part: u32) -> Result<(), Refusal> {
+        self.check_connection(Access::REMOTE_WRITE, remote.len)?;
+        if part < remote.len {
+            self.check_region(table, Access::REMOTE_WRITE, remote)?;
+        }
         self.resp.message = Some(Message::Write(remote));
         self.resp.received = 0;
         Ok(())
