@@ -1,0 +1,8 @@
+//! The daemon, in this process, seen from its API and from clients of its rings.
+
+mod api;
+mod hostile;
+mod lifecycle;
+mod place;
+mod raw;
+mod traffic;
