@@ -26,11 +26,58 @@ pub struct Args {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Show what RDMA in software does on this machine: no root, nothing to install, some 20 seconds
+    Demo(DemoOptions),
+    /// Serve devices until SIGINT or SIGTERM
+    Daemon,
     /// Make, remove and look at devices
     #[command(subcommand)]
     Dev(DevCommand),
     /// Run a program that uses a device: its libibverbs calls go there
     Run(RunOptions),
+    /// A child process of the demo
+    #[command(hide = true)]
+    DemoSide {
+        /// Which one
+        #[arg(value_enum)]
+        side: DemoSide,
+    },
+}
+
+/// `vrdma demo …`.
+#[derive(Debug, clap::Args)]
+pub struct DemoOptions {
+    /// Measure the way between two hosts too: two network namespaces, which needs root and iproute2
+    #[arg(long)]
+    pub wire: bool,
+}
+
+/// The child processes of the demo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum DemoSide {
+    /// The passive end.
+    Target,
+    /// Measures everything on one host.
+    Initiator,
+    /// Measures WRITE bandwidth only.
+    Streamer,
+    /// Sends plain UDP with segmentation offload.
+    UdpSender,
+    /// Receives that.
+    UdpReceiver,
+}
+
+impl DemoSide {
+    /// As the command line spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            DemoSide::Target => "target",
+            DemoSide::Initiator => "initiator",
+            DemoSide::Streamer => "streamer",
+            DemoSide::UdpSender => "udp-sender",
+            DemoSide::UdpReceiver => "udp-receiver",
+        }
+    }
 }
 
 /// `vrdma dev …`.

@@ -8,6 +8,8 @@
 
 mod api;
 mod args;
+mod daemon;
+mod demo;
 mod dev;
 mod library;
 mod output;
@@ -38,6 +40,9 @@ fn main() -> ExitCode {
 fn carry_out(args: Args) -> Result<()> {
     let place = || Place::find(args.dir.as_deref());
     match args.command {
+        Command::Demo(options) => demo::carry_out(&options, args.json),
+        Command::DemoSide { side } => demo::carry_out_side(side),
+        Command::Daemon => daemon::carry_out(&place()?),
         Command::Dev(command) => dev::carry_out(&api::Client::new(place()?)?, command, args.json),
         Command::Run(options) => run::carry_out(&place()?, options),
     }

@@ -1,6 +1,6 @@
 //! `vrdma run`: replaces this process by a program whose verbs calls go to our devices.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -12,8 +12,8 @@ use crate::args::RunOptions;
 use crate::library;
 use crate::place::Place;
 
-/// Where the preload library finds the device sockets: paths with `:` between them.
-pub const SOCKET_VARIABLE: &str = "VRDMA_SOCKET";
+/// Where the preload library finds the device sockets.
+const SOCKET_VARIABLE: &str = "VRDMA_SOCKET";
 
 /// Does not return when the program starts.
 pub fn carry_out(place: &Place, options: RunOptions) -> Result<()> {
@@ -26,17 +26,24 @@ pub fn carry_out(place: &Place, options: RunOptions) -> Result<()> {
         }
         sockets.push(socket);
     }
-    let library = library::find()?;
     let program = &options.program[0];
     let mut command = Command::new(program);
-    command.args(&options.program[1..]).env(SOCKET_VARIABLE, sockets);
-    command.env("LD_PRELOAD", library::preload(std::env::var_os("LD_PRELOAD"), &library)?);
+    command.args(&options.program[1..]);
+    equip(&mut command, &sockets)?;
     let error = command.exec();
     let program = program.to_string_lossy();
     Err(match error.kind() {
         ErrorKind::NotFound => anyhow!("there is no program `{program}` (or no interpreter that it names): is it installed?"),
         _ => anyhow::Error::from(error).context(format!("cannot start `{program}`")),
     })
+}
+
+/// Gives a program the preload library and the device sockets (paths with `:` between them).
+pub fn equip(command: &mut Command, sockets: &OsStr) -> Result<()> {
+    let library = library::find()?;
+    command.env("LD_PRELOAD", library::preload(std::env::var_os("LD_PRELOAD"), &library)?);
+    command.env(SOCKET_VARIABLE, sockets);
+    Ok(())
 }
 
 /// Looks at the socket only, so that users who may use the device but not the control API can run programs; asks the API for

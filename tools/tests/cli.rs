@@ -2,12 +2,15 @@
 
 mod vrdma;
 
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::json;
 use vrdma::Vrdma;
 
 #[test]
 fn help_and_version_succeed() {
     let vrdma = Vrdma::new();
-    for args in [&["--help"][..], &["dev", "--help"], &["run", "--help"]] {
+    for args in [&["--help"][..], &["dev", "--help"], &["run", "--help"], &["daemon", "--help"], &["demo", "--help"]] {
         let output = vrdma.run(args);
         assert_eq!(output.code, 0, "{args:?}");
         assert!(output.stdout.contains("Usage: vrdma"), "{}", output.stdout);
@@ -59,10 +62,121 @@ fn a_socket_that_nobody_serves_is_told_apart() {
 fn a_directory_that_is_too_long_is_refused() {
     let vrdma = Vrdma::new();
     let long = vrdma.dir().join("x".repeat(120));
-    for args in [&["dev", "list"][..], &["run", "--dev", "a", "--", "true"]] {
+    for args in [&["dev", "list"][..], &["daemon"], &["run", "--dev", "a", "--", "true"]] {
         let output = vrdma.run_in(&long, args);
         assert_eq!(output.code, 1, "{args:?}");
         assert!(output.stderr.contains("the system allows 107"), "{}", output.stderr);
         assert!(output.stderr.contains("--dir"), "{}", output.stderr);
     }
+}
+
+#[test]
+fn devices_come_and_go() {
+    let vrdma = Vrdma::new();
+    let _daemon = vrdma.daemon();
+    let empty = vrdma.succeed(&["dev", "list"]);
+    assert!(empty.contains("vrdma dev add"), "{empty}");
+    assert_eq!(vrdma.json(&["--json", "dev", "list"]), json!([]));
+
+    let added = vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1", "--ip", "2001:db8::1"]);
+    assert!(added.contains("192.0.2.1"), "{added}");
+    vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1", "--ip", "2001:db8::1"]);
+    let device = vrdma.json(&["dev", "show", "a", "--json"]);
+    assert_eq!(device["name"], "a");
+    assert_eq!(device["ips"], json!(["192.0.2.1", "2001:db8::1"]));
+    assert_eq!(device["socket"], json!(vrdma.dir().join("dev/a.sock")));
+    assert!(vrdma.dir().join("dev/a.sock").exists());
+    assert_eq!(vrdma.json(&["dev", "list", "--json"])[0], device);
+
+    let shown = vrdma.succeed(&["dev", "show", "a"]);
+    assert!(shown.contains("gid 1") && shown.contains("2001:db8::1"), "{shown}");
+    let listed = vrdma.succeed(&["dev", "list"]);
+    assert!(listed.lines().next().unwrap().starts_with("NAME"), "{listed}");
+
+    vrdma.succeed(&["dev", "del", "a"]);
+    vrdma.succeed(&["dev", "del", "a"]);
+    assert!(!vrdma.dir().join("dev/a.sock").exists());
+    vrdma.fail(&["dev", "show", "a"], &["a"]);
+}
+
+#[test]
+fn settings_are_honoured() {
+    let vrdma = Vrdma::new();
+    let _daemon = vrdma.daemon();
+    vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1", "--mtu", "1024", "--mode", "640"]);
+    assert_eq!(vrdma.json(&["dev", "show", "a", "--json"])["active_mtu"], 1024);
+    let mode = std::fs::metadata(vrdma.dir().join("dev/a.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+}
+
+#[test]
+fn a_device_with_other_settings_is_a_conflict() {
+    let vrdma = Vrdma::new();
+    let _daemon = vrdma.daemon();
+    vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1"]);
+    vrdma.fail(&["dev", "add", "a", "--ip", "192.0.2.3"], &["a"]);
+    assert_eq!(vrdma.json(&["dev", "show", "a", "--json"])["ips"], json!(["192.0.2.1"]));
+}
+
+#[test]
+fn bad_names_are_refused() {
+    let vrdma = Vrdma::new();
+    let _daemon = vrdma.daemon();
+    let long = "n".repeat(200);
+    for name in ["", "a/b", "../api", "a b", "\u{e9}", "a:b", long.as_str()] {
+        vrdma.fail(&["dev", "add", name, "--ip", "192.0.2.1"], &[]);
+        vrdma.fail(&["run", "--dev", name, "--", "true"], &[]);
+    }
+    assert_eq!(vrdma.json(&["dev", "list", "--json"]), json!([]));
+}
+
+#[test]
+fn one_directory_has_one_daemon() {
+    let vrdma = Vrdma::new();
+    let daemon = vrdma.daemon();
+    vrdma.fail(&["daemon"], &["another daemon", "directory"]);
+    vrdma.succeed(&["dev", "list"]);
+    drop(daemon);
+    assert!(!vrdma.dir().join("api.sock").exists());
+    let _again = vrdma.daemon();
+    vrdma.succeed(&["dev", "list"]);
+}
+
+#[test]
+fn a_killed_daemon_leaves_nothing_in_the_way() {
+    let vrdma = Vrdma::new();
+    let mut daemon = vrdma.daemon();
+    vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1"]);
+    daemon.kill();
+    vrdma.fail(&["dev", "list"], &["no daemon answers", "connection refused"]);
+    let _again = vrdma.daemon();
+    assert_eq!(vrdma.json(&["dev", "list", "--json"]), json!([]));
+}
+
+#[test]
+fn run_gives_the_program_its_environment_and_its_exit_code() {
+    let vrdma = Vrdma::new();
+    let _daemon = vrdma.daemon();
+    vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1"]);
+    vrdma.succeed(&["dev", "add", "b", "--ip", "192.0.2.2"]);
+    let printed = vrdma.succeed(&["run", "--dev", "a", "--dev", "b", "--", "sh", "-c", "echo $VRDMA_SOCKET; echo $LD_PRELOAD"]);
+    let dir = vrdma.dir();
+    let sockets = format!("{}:{}", dir.join("dev/a.sock").display(), dir.join("dev/b.sock").display());
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines[0], sockets);
+    assert!(lines[1].ends_with("libvrdma_verbs.so"), "{printed}");
+    assert_eq!(vrdma.run(&["run", "--dev", "a", "--", "sh", "-c", "exit 7"]).code, 7);
+    vrdma.fail(&["run", "--dev", "c", "--", "true"], &["no device c", "a, b"]);
+    vrdma.fail(&["run", "--dev", "a", "--", "/no/such/program"], &["/no/such/program"]);
+}
+
+#[test]
+fn a_reader_that_leaves_is_no_failure() {
+    let vrdma = Vrdma::new();
+    let _daemon = vrdma.daemon();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = vrdma.command(&["dev", "list"]).stdout(writer).output().unwrap();
+    assert!(output.status.success());
+    assert!(output.stderr.is_empty());
 }

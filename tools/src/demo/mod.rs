@@ -1,0 +1,187 @@
+//! `vrdma demo`: a daemon, two devices and two programs in a private directory, and what they reach.
+//!
+//! The two programs are child processes that use RDMA as any program does, through the preloaded verbs library. Nothing needs
+//! root or an installed package, and nothing is left behind. [`wire`] is the exception: it needs root, for namespaces.
+
+mod measure;
+mod report;
+mod side;
+mod udp;
+mod wire;
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use indicatif::{ProgressBar, ProgressStyle};
+use tempfile::TempDir;
+use tokio::signal::unix::{SignalKind, signal};
+use vdev::{Daemon, DaemonConfig};
+
+use self::report::Report;
+use self::side::Event;
+pub use self::side::carry_out as carry_out_side;
+use crate::api::{Client, Device, DeviceSettings};
+use crate::args::{DemoOptions, DemoSide};
+use crate::output::{print, print_json};
+use crate::place::Place;
+use crate::run;
+
+/// Addresses of the two devices; from the range for documentation, so that they are nobody's.
+const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
+
+/// Runs the demo and prints its report.
+pub fn carry_out(options: &DemoOptions, as_json: bool) -> Result<()> {
+    if options.wire {
+        wire::check()?;
+    }
+    let dir = private_dir()?;
+    let mut report = on_one_host(dir.path())?;
+    if options.wire {
+        report.wire = wire::measure(dir.path())?;
+    }
+    if as_json {
+        return print_json(&report);
+    }
+    print(report.tables())?;
+    print(
+        "\nYour own program: start `vrdma daemon`, then `vrdma dev add a --ip 192.0.2.1` and `vrdma run --dev a -- PROGRAM`.\n",
+    )
+}
+
+/// A directory that goes with the demo, also when a signal ends it: a thread waits for the signals that people send. Signals are
+/// caught and not blocked, as the child processes would inherit that.
+fn private_dir() -> Result<TempDir> {
+    let dir = tempfile::Builder::new().prefix("vrdma-demo-").tempdir().context("cannot make a temporary directory")?;
+    let path = dir.path().to_owned();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
+    let (mut interrupt, mut terminate, mut hangup) = runtime.block_on(async {
+        Ok::<_, std::io::Error>((
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+        ))
+    })?;
+    std::thread::Builder::new().name("demo-signals".to_owned()).spawn(move || {
+        let number = runtime.block_on(async {
+            tokio::select! {
+                _ = interrupt.recv() => SignalKind::interrupt(),
+                _ = terminate.recv() => SignalKind::terminate(),
+                _ = hangup.recv() => SignalKind::hangup(),
+            }
+        });
+        wire::remove_hosts();
+        // What cannot be removed is a few sockets in the directory for temporary files.
+        let _ = std::fs::remove_dir_all(&path);
+        // As a shell counts. The children end with their link.
+        std::process::exit(128 + number.as_raw_value());
+    })?;
+    Ok(dir)
+}
+
+fn on_one_host(dir: &Path) -> Result<Report> {
+    let daemon = Daemon::start(DaemonConfig::new(dir)).context("cannot start a daemon")?;
+    let mut slowest: f64 = 0.0;
+    let mut sockets = Vec::new();
+    for (name, ip) in ["a", "b"].into_iter().zip(ADDRESSES) {
+        let device = make_device(dir, name, ip)?;
+        slowest = slowest.max(device.create_us);
+        sockets.push(OsString::from(device.socket));
+    }
+    let pair = Pair::start([DemoSide::Initiator, DemoSide::Target], &sockets, |_| Command::new(own_binary()))?;
+    let bar = progress_bar();
+    let result = pair.follow(|progress| show(&bar, progress));
+    bar.finish_and_clear();
+    daemon.shutdown();
+    match result? {
+        Event::Report(report) => Ok(Report { device_create_us: slowest, ..*report }),
+        other => bail!("the initiator of the demo reported {other:?}"),
+    }
+}
+
+fn make_device(dir: &Path, name: &str, ip: &str) -> Result<Device> {
+    let settings = DeviceSettings { ips: vec![ip.parse()?], mtu: None, mode: None, uid: None, gid: None };
+    Client::new(Place::find(Some(dir))?)?.add(name, &settings).context("cannot make a device")
+}
+
+/// Two child processes with a link between them; the first one reports.
+struct Pair {
+    first: Child,
+    second: Child,
+    events: BufReader<ChildStdout>,
+}
+
+impl Pair {
+    /// Starts both, each with its own device. `command` makes the command of each up to the arguments of this binary.
+    fn start(sides: [DemoSide; 2], sockets: &[OsString], command: impl Fn(usize) -> Command) -> Result<Pair> {
+        let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
+        let spawn = |index: usize, link: UnixStream, out: Stdio| -> Result<Child> {
+            let mut command = command(index);
+            run::equip(&mut command, &sockets[index])?;
+            command.args(["demo-side", sides[index].name()]).stdin(Stdio::from(OwnedFd::from(link))).stdout(out);
+            command.spawn().context("cannot start a child process of the demo")
+        };
+        let mut first = spawn(0, ours, Stdio::piped())?;
+        let second = spawn(1, theirs, Stdio::null());
+        match (first.stdout.take(), second) {
+            (Some(output), Ok(second)) => Ok(Pair { first, second, events: BufReader::new(output) }),
+            (_, second) => {
+                let _ = first.kill();
+                let _ = first.wait();
+                Err(second.err().context("a child process of the demo has no output")?)
+            }
+        }
+    }
+
+    /// Follows the first process to its result. Both have ended when this returns.
+    fn follow(mut self, progress: impl Fn(&Event)) -> Result<Event> {
+        let mut result = None;
+        let mut line = String::new();
+        while self.events.read_line(&mut line).context("cannot follow a child process of the demo")? > 0 {
+            let event = serde_json::from_str(&line).context("a child process of the demo said something unknown")?;
+            match event {
+                Event::Progress { .. } => progress(&event),
+                other => result = Some(other),
+            }
+            line.clear();
+        }
+        let status = self.first.wait()?;
+        ensure!(status.success(), "a child process of the demo failed ({status}): its reason is above");
+        result.context("a child process of the demo ended without a result")
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        // After a proper end the first has gone, and these calls do nothing. The second ends with its link.
+        let _ = self.first.kill();
+        let _ = self.first.wait();
+        let _ = self.second.wait();
+    }
+}
+
+/// On a terminal only; elsewhere nothing is drawn.
+fn progress_bar() -> ProgressBar {
+    let bar = ProgressBar::new(0);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+fn show(bar: &ProgressBar, event: &Event) {
+    if let Event::Progress { done, total, next } = event {
+        bar.set_length(*total as u64);
+        bar.set_position(*done as u64);
+        bar.set_message(next.clone());
+    }
+}
+
+/// The binary that runs, even if its file has been replaced meanwhile.
+fn own_binary() -> &'static Path {
+    Path::new("/proc/self/exe")
+}
