@@ -1,8 +1,8 @@
 //! Least completion time of one coflow alone on given capacities: rates such that all FlowGroups progress equally and end
 //! together as early as possible (maximum concurrent flow).
 //!
-//! Three stages, each optional once the answer is good enough: [`weights`] approximates and harvests paths, [`exact`] solves
-//! the LP over the harvested paths, and [`dual`] proves how near the optimum is, adding the paths that the proof finds
+//! Three stages, each optional once the answer is good enough: `weights` approximates and harvests paths, `exact` solves
+//! the LP over the harvested paths, and `dual` proves how near the optimum is, adding the paths that the proof finds
 //! missing. A feasible answer exists after the first stage; the later ones only improve it.
 //!
 //! The certificate: for any lengths `l >= 0` of the links, no schedule is faster than
