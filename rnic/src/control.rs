@@ -184,7 +184,8 @@ impl Rnic {
     /// # Errors
     /// `NotFound`.
     pub fn destroy_qp(&mut self, _now: Instant, qpn: Qpn) -> Result<(), ControlError> {
-        let qp = self.qps.remove(qpn.get()).ok_or(ControlError::NotFound("queue pair"))?;
+        let mut qp = self.qps.remove(qpn.get()).ok_or(ControlError::NotFound("queue pair"))?;
+        self.shared.timers.forget(qpn, &mut qp.timer);
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(entry) = self.shared.cqs.get_mut(cq.0) {
                 entry.users -= 1;

@@ -1,10 +1,9 @@
 //! Deadlines of queue pairs.
 //!
-//! A queue pair has at most one deadline. Moving it later, which every acknowledgement does, costs nothing: the heap keeps the
-//! old entry, and when that comes up it is queued again at the true time.
+//! A queue pair has at most one deadline, and at most one entry in the order of deadlines. Moving the deadline later, which
+//! every acknowledgement does, costs nothing: the entry stays, and when it comes up it is queued again at the true time.
 
-use alloc::collections::BinaryHeap;
-use core::cmp::Reverse;
+use alloc::collections::BTreeSet;
 use roce::{Instant, Qpn};
 
 /// What a queue pair remembers about its deadline.
@@ -12,7 +11,7 @@ use roce::{Instant, Qpn};
 pub(crate) struct Timer {
     /// When the queue pair wants to be told, if at all.
     deadline: Option<Instant>,
-    /// Its earliest entry in the heap.
+    /// Where its entry stands in the order.
     queued: Option<Instant>,
 }
 
@@ -22,10 +21,10 @@ impl Timer {
     }
 }
 
-/// The heap of all deadlines.
+/// The deadlines of all queue pairs, in order.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
-    heap: BinaryHeap<Reverse<(Instant, u32)>>,
+    entries: BTreeSet<(Instant, u32)>,
 }
 
 impl Timers {
@@ -33,20 +32,28 @@ impl Timers {
     pub fn set(&mut self, qpn: Qpn, timer: &mut Timer, deadline: Instant) {
         timer.deadline = Some(deadline);
         if timer.queued.is_none_or(|queued| deadline < queued) {
+            self.forget(qpn, timer);
             timer.queued = Some(deadline);
-            self.heap.push(Reverse((deadline, qpn.get())));
+            self.entries.insert((deadline, qpn.get()));
+        }
+    }
+
+    /// Removes the entry of a queue pair.
+    pub fn forget(&mut self, qpn: Qpn, timer: &mut Timer) {
+        if let Some(queued) = timer.queued.take() {
+            self.entries.remove(&(queued, qpn.get()));
         }
     }
 
     /// The earliest entry. It may be early (a deadline was moved or cleared), never late.
     pub fn next(&self) -> Option<Instant> {
-        self.heap.peek().map(|Reverse((at, _))| *at)
+        self.entries.first().map(|(at, _)| *at)
     }
 
     /// Takes the next entry that is due.
     pub fn pop(&mut self, now: Instant) -> Option<(Instant, Qpn)> {
-        let &Reverse((at, qpn)) = self.heap.peek().filter(|Reverse((at, _))| *at <= now)?;
-        self.heap.pop();
+        let &(at, qpn) = self.entries.first().filter(|(at, _)| *at <= now)?;
+        self.entries.pop_first();
         Some((at, Qpn::new(qpn)))
     }
 
@@ -101,7 +108,6 @@ mod tests {
         timers.set(qpn, &mut timer, at(5));
         let (entry, _) = timers.pop(at(5)).unwrap();
         assert!(timers.is_due(qpn, &mut timer, entry, at(5)));
-        let (entry, _) = timers.pop(at(30)).unwrap();
-        assert!(!timers.is_due(qpn, &mut timer, entry, at(30)));
+        assert_eq!(timers.pop(at(30)), None, "one entry per queue pair");
     }
 }

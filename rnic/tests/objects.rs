@@ -113,6 +113,9 @@ fn destroying_a_queue_pair_under_way() {
                 assert!(sent.iter().any(|done| done.status == Status::RetryExceededError), "{route:?}");
             }
             assert!(world.nics[gone.nic].query_qp(gone.qpn).is_err());
+            if destroy_sender {
+                assert_eq!(world.nics[gone.nic].poll_timeout(), None, "{route:?}: its timer went with it");
+            }
         }
     }
 }

@@ -257,3 +257,17 @@ fn all_work_ends_at_20_percent_loss() {
     }
     assert!(exhausted < 20, "some seeds get through");
 }
+
+/// More seeds on demand: `RNIC_SEEDS=1000..2000 cargo test -p rnic --test random more_seeds`. Without it, a few.
+#[test]
+fn more_seeds() {
+    let range = std::env::var("RNIC_SEEDS").unwrap_or_else(|_| "100..110".to_owned());
+    let (from, to) = range.split_once("..").expect("RNIC_SEEDS is FROM..TO");
+    for seed in from.parse().unwrap()..to.parse::<u64>().unwrap() {
+        let mut rng = Rng::new(seed);
+        let mut rate = |most: u64| rng.below(most) as f64 / 1000.0;
+        let faults = Faults { loss: rate(40), duplication: rate(40), reordering: rate(60), corruption: rate(20) };
+        let (world, requests) = run(Route::Wire, seed, faults, 6);
+        println!("{requests} requests, {} packets, {} dropped", world.link.sent, world.link.dropped);
+    }
+}

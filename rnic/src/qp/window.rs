@@ -40,7 +40,7 @@ impl Window {
             self.credit = 0;
         } else if self.credit >= self.packets {
             self.credit -= self.packets;
-            self.packets = (self.packets + self.packets.div_ceil(8)).min(Self::MOST);
+            self.packets = (self.packets + self.packets.div_ceil(32)).min(Self::MOST);
         }
     }
 
