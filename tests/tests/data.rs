@@ -43,8 +43,8 @@ fn compare(server: &mut Daemon, client: Option<&mut Daemon>, address: &str, plan
 fn local_path() {
     let _turn = one_at_a_time();
     let mut daemon = Daemon::start();
-    daemon.add_device("a", "192.0.2.1");
-    daemon.add_device("b", "192.0.2.2");
+    daemon.add_device("a", "203.0.113.1");
+    daemon.add_device("b", "203.0.113.2");
     compare(&mut daemon, None, "127.0.0.1", &Plan { rounds: 600, max_bytes: 64 << 20, mtu_code: 3 });
 }
 

@@ -14,7 +14,7 @@ const CLEAN_UP: Duration = Duration::from_secs(5);
 fn daemon_with(devices: &[&str]) -> Daemon {
     let mut daemon = Daemon::start();
     for (number, device) in devices.iter().enumerate() {
-        daemon.add_device(device, &format!("192.0.2.{}", number + 1));
+        daemon.add_device(device, &format!("203.0.113.{}", number + 1));
     }
     daemon
 }
@@ -138,8 +138,8 @@ fn programs_learn_of_the_daemons_death_and_never_hang() {
     }
     drop(pair);
     daemon.restart();
-    daemon.add_device("a", "192.0.2.1");
-    daemon.add_device("b", "192.0.2.2");
+    daemon.add_device("a", "203.0.113.1");
+    daemon.add_device("b", "203.0.113.2");
     streams(&mut daemon, "a", "b", &["--count", "20"]).writer.succeed(GIVE_UP);
 }
 
@@ -179,7 +179,7 @@ fn a_device_removed_in_use_ends_its_clients_only() {
     writer_saw_the_end(&mut doomed);
     others.writer.succeed(GIVE_UP);
     drop((doomed, others));
-    daemon.add_device("a", "192.0.2.1");
+    daemon.add_device("a", "203.0.113.1");
     streams(&mut daemon, "a", "b", &["--count", "20"]).writer.succeed(GIVE_UP);
     // The writer's own device is removed: the program learns it.
     let mut doomed = streams(&mut daemon, "a", "b", &[]);

@@ -16,7 +16,7 @@ const CAPS: QpCaps = QpCaps { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 4,
 fn daemon() -> Daemon {
     let mut daemon = Daemon::start();
     for (number, device) in ["a", "b", "c"].into_iter().enumerate() {
-        daemon.add_device(device, &format!("192.0.2.{}", number + 1));
+        daemon.add_device(device, &format!("203.0.113.{}", number + 1));
     }
     daemon
 }
@@ -265,7 +265,7 @@ impl Scribbler {
         let qp = client.create_qp(pd, cq, CAPS);
         let layout = QpLayout::new(&qp.caps).expect("sizes");
         let rings = Mapping::map(qp.memory.as_fd(), layout.bytes).expect("the QP's memory");
-        let gid = roce::Gid::from("192.0.2.1".parse::<std::net::IpAddr>().expect("an address")).0;
+        let gid = roce::Gid::from("203.0.113.1".parse::<std::net::IpAddr>().expect("an address")).0;
         client.connect_qp(qp.handle, gid, qp.qpn, 0);
         Scribbler { client, context, doorbell, rings, layout, completions, qp, lkey, memory }
     }

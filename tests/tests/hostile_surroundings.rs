@@ -31,7 +31,7 @@ fn a_socket_path_that_is_too_long_is_refused_with_the_limit() {
     let room = 107 - daemon.device_socket("").as_os_str().len();
     for (len, status) in [(room, 201), (room + 1, 400)] {
         let name = "n".repeat(len);
-        let (got, body) = daemon.http("PUT", &format!("/v1/devices/{name}"), r#"{"ips":["192.0.2.1"]}"#);
+        let (got, body) = daemon.http("PUT", &format!("/v1/devices/{name}"), r#"{"ips":["203.0.113.1"]}"#);
         // A limit of names may come first; then nothing is to be seen here.
         if got == 400 && len == room {
             assert!(!error_of(&body).is_empty());
@@ -50,7 +50,7 @@ fn a_socket_path_that_is_too_long_is_refused_with_the_limit() {
 fn a_directory_that_is_served_is_refused_and_the_first_daemon_goes_on() {
     let _turn = one_at_a_time();
     let mut daemon = Daemon::start();
-    daemon.add_device("a", "192.0.2.1");
+    daemon.add_device("a", "203.0.113.1");
     let ended = daemon.cli(&["daemon"]);
     assert_eq!(ended.status.code(), Some(1), "{}", ended.output);
     assert!(ended.output.contains(daemon.folder().to_str().expect("text")), "the message names the place: {}", ended.output);
@@ -62,9 +62,9 @@ fn a_directory_that_is_served_is_refused_and_the_first_daemon_goes_on() {
 fn stale_sockets_of_a_killed_daemon_are_replaced() {
     let _turn = one_at_a_time();
     let mut daemon = Daemon::start();
-    daemon.add_device("a", "192.0.2.1");
+    daemon.add_device("a", "203.0.113.1");
     daemon.restart();
-    daemon.add_device("a", "192.0.2.1");
+    daemon.add_device("a", "203.0.113.1");
     assert!(ControlClient::open(&daemon.device_socket("a")).is_ok());
 }
 
@@ -107,14 +107,14 @@ fn another_user_needs_permission_and_nothing_more() {
     }
     let mut daemon = Daemon::start();
     let files = for_everybody(daemon.folder());
-    daemon.add_device("a", "192.0.2.1");
+    daemon.add_device("a", "203.0.113.1");
     let refused = as_nobody(&daemon, &files, "nobody-refused");
     assert!(!refused.status.success(), "{}", refused.output);
     assert!(refused.output.to_lowercase().contains("permission"), "the message says why: {}", refused.output);
     assert!(daemon.device("a")["clients"].as_array().is_some_and(Vec::is_empty));
 
     assert!(daemon.cli(&["dev", "del", "a"]).status.success());
-    let added = daemon.cli(&["dev", "add", "a", "--ip", "192.0.2.1", "--mode", "0600", "--uid", "65534"]);
+    let added = daemon.cli(&["dev", "add", "a", "--ip", "203.0.113.1", "--mode", "0600", "--uid", "65534"]);
     assert!(added.status.success(), "{}", added.output);
     let granted = as_nobody(&daemon, &files, "nobody-granted");
     assert!(granted.status.success() && granted.output.contains("OK"), "{}", granted.output);
@@ -133,7 +133,7 @@ fn another_user_needs_permission_and_nothing_more() {
 fn a_small_memlock_limit_does_not_matter() {
     let _turn = one_at_a_time();
     let mut daemon = Daemon::start();
-    daemon.add_device("a", "192.0.2.1");
+    daemon.add_device("a", "203.0.113.1");
     let words = ["prlimit", "--memlock=65536:65536", CLIENT, "registration", "--count", "10"];
     let output = daemon.run("a", &words).succeed(LIMIT);
     assert!(output.contains("OK"), "{output}");
@@ -206,14 +206,14 @@ fn creating_twice_is_fine_only_with_the_same_settings() {
     let _turn = one_at_a_time();
     let daemon = Daemon::start();
     let put = |name: &str, body: &str| daemon.http("PUT", &format!("/v1/devices/{name}"), body);
-    assert_eq!(put("a", r#"{"ips":["192.0.2.1"]}"#).0, 201);
-    assert_eq!(put("a", r#"{"ips":["192.0.2.1"]}"#).0, 200);
-    let (status, body) = put("a", r#"{"ips":["192.0.2.9"]}"#);
+    assert_eq!(put("a", r#"{"ips":["203.0.113.1"]}"#).0, 201);
+    assert_eq!(put("a", r#"{"ips":["203.0.113.1"]}"#).0, 200);
+    let (status, body) = put("a", r#"{"ips":["203.0.113.9"]}"#);
     assert_eq!(status, 409, "{body}");
     assert!(error_of(&body).contains('a'));
-    let (status, body) = put("b", r#"{"ips":["192.0.2.1"]}"#);
+    let (status, body) = put("b", r#"{"ips":["203.0.113.1"]}"#);
     assert!((400..500).contains(&status), "an address has one device: {status} {body}");
-    assert!(error_of(&body).contains("192.0.2.1"), "{body}");
+    assert!(error_of(&body).contains("203.0.113.1"), "{body}");
 }
 
 #[test]
@@ -221,8 +221,8 @@ fn bad_requests_to_the_api_are_refused_with_a_reason() {
     let _turn = one_at_a_time();
     let daemon = Daemon::start();
     let long_name = format!("/v1/devices/{}", "n".repeat(300));
-    let many_ips = format!(r#"{{"ips":[{}]}}"#, vec![r#""192.0.2.1""#; 5000].join(","));
-    let good = r#"{"ips":["192.0.2.1"]}"#;
+    let many_ips = format!(r#"{{"ips":[{}]}}"#, vec![r#""203.0.113.1""#; 5000].join(","));
+    let good = r#"{"ips":["203.0.113.1"]}"#;
     let cases = [
         ("PUT", "/v1/devices/a", "", "no body"),
         ("PUT", "/v1/devices/a", "{", "broken JSON"),
@@ -231,10 +231,10 @@ fn bad_requests_to_the_api_are_refused_with_a_reason() {
         ("PUT", "/v1/devices/a", r#"{"ips":["300.1.1.1"]}"#, "no IP address"),
         ("PUT", "/v1/devices/a", r#"{"ips":["0.0.0.0"]}"#, "not an address of one host"),
         ("PUT", "/v1/devices/a", r#"{"ips":["224.0.0.1"]}"#, "a multicast address"),
-        ("PUT", "/v1/devices/a", r#"{"ips":["192.0.2.1","192.0.2.1"]}"#, "an address twice"),
-        ("PUT", "/v1/devices/a", r#"{"ips":["192.0.2.1"],"mtu":1000}"#, "no path MTU"),
-        ("PUT", "/v1/devices/a", r#"{"ips":["192.0.2.1"],"mode":"999"}"#, "no mode"),
-        ("PUT", "/v1/devices/a", r#"{"ips":["192.0.2.1"],"colour":"red"}"#, "an unknown setting"),
+        ("PUT", "/v1/devices/a", r#"{"ips":["203.0.113.1","203.0.113.1"]}"#, "an address twice"),
+        ("PUT", "/v1/devices/a", r#"{"ips":["203.0.113.1"],"mtu":1000}"#, "no path MTU"),
+        ("PUT", "/v1/devices/a", r#"{"ips":["203.0.113.1"],"mode":"999"}"#, "no mode"),
+        ("PUT", "/v1/devices/a", r#"{"ips":["203.0.113.1"],"colour":"red"}"#, "an unknown setting"),
         ("PUT", "/v1/devices/a", &many_ips, "too many addresses"),
         ("PUT", "/v1/devices/..%2Fescape", good, "a path in a name"),
         ("PUT", "/v1/devices/a%00b", good, "a zero byte in a name"),

@@ -75,7 +75,7 @@ fn programs_that_look_verbs_up_at_run_time_find_the_device() {
         return skip("libibverbs is not installed, and such a program opens it first");
     }
     let mut daemon = Daemon::start();
-    daemon.add_device("a", "192.0.2.1");
+    daemon.add_device("a", "203.0.113.1");
     let output = daemon.run("a", &[CLIENT, "lookup", "--library", "libibverbs.so.1"]).succeed(LIMIT);
     assert!(output.contains("device a"), "{output}");
 }
@@ -87,7 +87,7 @@ fn it_works_where_no_rdma_library_is_installed() {
         return;
     }
     let mut daemon = Daemon::start();
-    daemon.add_device("a", "192.0.2.1");
+    daemon.add_device("a", "203.0.113.1");
     // An empty file hides the installed library from this program alone.
     let hide = installed_libibverbs().map_or("true".to_owned(), |real| format!("mount --bind /dev/null {}", real.display()));
     let run = format!("{hide} && exec '{}' run --dev a -- '{CLIENT}' registration --count 10", binary().display());
@@ -102,7 +102,7 @@ fn it_works_where_no_rdma_library_is_installed() {
 fn a_device_that_cannot_be_reached_is_explained() {
     let _turn = one_at_a_time();
     let mut daemon = Daemon::start();
-    daemon.add_device("a", "192.0.2.1");
+    daemon.add_device("a", "203.0.113.1");
     let mut command = Command::new(CLIENT);
     command.args(["registration", "--count", "1"]).env("LD_PRELOAD", library());
     command.env("VRDMA_SOCKET", daemon.device_socket("gone"));

@@ -17,8 +17,8 @@ fn row(row: &Row) {
 
 fn two_devices() -> Daemon {
     let mut daemon = Daemon::start();
-    daemon.add_device("a", "192.0.2.1");
-    daemon.add_device("b", "192.0.2.2");
+    daemon.add_device("a", "203.0.113.1");
+    daemon.add_device("b", "203.0.113.2");
     daemon
 }
 
@@ -47,7 +47,7 @@ fn ibv_devinfo_tells_what_the_device_is() {
     }
     let mut daemon = two_devices();
     let output = daemon.run("b", &["ibv_devinfo", "-v"]).succeed(LIMIT);
-    for text in ["hca_id:\tb", "PORT_ACTIVE", "Ethernet", "ATOMIC_HCA", "::ffff:192.0.2.2"] {
+    for text in ["hca_id:\tb", "PORT_ACTIVE", "Ethernet", "ATOMIC_HCA", "::ffff:203.0.113.2"] {
         assert!(output.contains(text), "{text:?} is missing in:\n{output}");
     }
 }
