@@ -84,7 +84,7 @@ pub(crate) struct Scratch {
     pub ours: Vec<Segment>,
     /// Memory of the responder (local path).
     pub theirs: Vec<Segment>,
-    /// Memory against packet bytes (wire).
+    /// Memory against packet bytes (wire). Whoever fills it leaves it empty.
     pub pieces: Vec<Piece>,
     /// What `pieces` are while packets are taken, and the PSN of the first packet among them.
     pub open_batch: Option<(Batch, Psn)>,
@@ -108,6 +108,7 @@ impl Scratch {
     /// the batch is written.
     pub fn batch<'a>(&'a mut self, shared: &mut Shared, kind: Batch, psn: Psn, mut at: usize) -> impl FnMut(Segment) + use<'a> {
         if self.open_batch.is_none() {
+            assert!(self.pieces.is_empty(), "nobody else's pieces are left in the list");
             self.open_batch = Some((kind, psn));
             shared.completions.defer();
         }

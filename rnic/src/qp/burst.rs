@@ -119,3 +119,10 @@ impl<'a> Burst<'a> {
         }
     }
 }
+
+impl Drop for Burst<'_> {
+    /// The list is shared with what is received: pieces left behind would be written to there.
+    fn drop(&mut self) {
+        self.pieces.clear();
+    }
+}

@@ -218,13 +218,14 @@ impl Qp {
             SendOp::Atomic { remote_addr, rkey, op } => {
                 let word = self.atomic_target(&shared.table, remote_addr, rkey)?;
                 let before = dma.atomic(word, op).map_err(|_| Refusal::operational(vendor_err::LOCAL_MEMORY))?;
-                pieces.clear();
                 let mut at = 0;
                 for &segment in ours.iter() {
                     pieces.push(Piece { segment, at });
                     at += segment.len as usize;
                 }
-                dma.scatter(pieces, &before.to_ne_bytes()).map_err(|_| Fault::Ours)?;
+                let written = dma.scatter(pieces, &before.to_ne_bytes());
+                pieces.clear();
+                written.map_err(|_| Fault::Ours)?;
             }
         }
         if is_last {
