@@ -60,7 +60,7 @@ macro_rules! test_each_row {
             write_bw_both_ways: "ib_write_bw", "-b -n 100", Results { lines: 1 };
             read_bw_both_ways: "ib_read_bw", "-b -n 100", Results { lines: 1 };
             send_bw_both_ways: "ib_send_bw", "-b -n 100", Results { lines: 1 };
-            write_bw_events: "ib_write_bw", "-e -n 100", Results { lines: 1 };
+            read_bw_events: "ib_read_bw", "-e -n 100", Results { lines: 1 };
             send_bw_events: "ib_send_bw", "-e -n 100", Results { lines: 1 };
             send_lat_events: "ib_send_lat", "-e -n 100", Results { lines: 1 };
             write_bw_post_list: "ib_write_bw", "-l 8 -n 200", Results { lines: 1 };

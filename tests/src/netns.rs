@@ -2,6 +2,10 @@
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long the kernel may take to bring both ends up.
+const UP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Two namespaces, `192.0.2.1` (and `2001:db8::1`) in the first and `192.0.2.2` (`2001:db8::2`) in the second.
 #[derive(Debug)]
@@ -32,6 +36,9 @@ impl NetnsPair {
             ip(&format!("-n {name} link set lo up"));
             ip(&format!("-n {name} link set wire up"));
         }
+        for name in &pair.names {
+            wait_until_up(name);
+        }
         pair
     }
 
@@ -54,7 +61,17 @@ impl Drop for NetnsPair {
     }
 }
 
-fn ip(words: &str) {
+/// The kernel says a second or so after the second end was set up that both are running; until then a port on them is down.
+fn wait_until_up(name: &str) {
+    let deadline = Instant::now() + UP_LIMIT;
+    while !ip(&format!("-n {name} link show wire")).contains("state UP") {
+        assert!(Instant::now() < deadline, "the veth pair is not up after {UP_LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn ip(words: &str) -> String {
     let output = Command::new("ip").args(words.split(' ')).output().expect("ip can be started");
     assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
