@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
+use tracing_subscriber::EnvFilter;
 
 use crate::args::{Args, Command};
 use crate::place::Place;
@@ -50,10 +51,14 @@ fn carry_out(args: Args) -> Result<()> {
 
 /// Logs go to standard error; `VRDMA_LOG`, else `RUST_LOG`, says what is logged, and warnings are by default.
 fn start_log() {
-    let filter = std::env::var("VRDMA_LOG")
-        .or_else(|_| std::env::var("RUST_LOG"))
-        .ok()
-        .and_then(|text| tracing_subscriber::EnvFilter::try_new(text).ok())
-        .unwrap_or_else(|| tracing_subscriber::EnvFilter::new("warn"));
+    let mut filter = EnvFilter::new("warn");
+    for variable in ["VRDMA_LOG", "RUST_LOG"] {
+        match std::env::var(variable).map(EnvFilter::try_new) {
+            Ok(Ok(wanted)) => filter = wanted,
+            Ok(Err(error)) => eprintln!("vrdma: {variable} is ignored: {error}"),
+            Err(_) => continue,
+        }
+        break;
+    }
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
 }

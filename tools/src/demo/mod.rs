@@ -11,6 +11,7 @@ mod wire;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -31,8 +32,8 @@ use crate::output::{print, print_json};
 use crate::place::Place;
 use crate::run;
 
-/// Addresses of the two devices; from the range for documentation, so that they are nobody's.
-const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
+/// Networks that are for documentation, so that they are nobody's. The devices get addresses from one of them.
+const NETWORKS: [[u8; 3]; 3] = [[192, 0, 2], [198, 51, 100], [203, 0, 113]];
 
 /// Runs the demo and prints its report.
 pub fn carry_out(options: &DemoOptions, as_json: bool) -> Result<()> {
@@ -87,7 +88,7 @@ fn on_one_host(dir: &Path) -> Result<Report> {
     let daemon = Daemon::start(DaemonConfig::new(dir)).context("cannot start a daemon")?;
     let mut slowest: f64 = 0.0;
     let mut sockets = Vec::new();
-    for (name, ip) in ["a", "b"].into_iter().zip(ADDRESSES) {
+    for (name, ip) in ["a", "b"].into_iter().zip(addresses()?) {
         let device = make_device(dir, name, ip)?;
         slowest = slowest.max(device.create_us);
         sockets.push(OsString::from(device.socket));
@@ -103,8 +104,21 @@ fn on_one_host(dir: &Path) -> Result<Report> {
     }
 }
 
-fn make_device(dir: &Path, name: &str, ip: &str) -> Result<Device> {
-    let settings = DeviceSettings { ips: vec![ip.parse()?], mtu: None, mode: None, uid: None, gid: None };
+/// Addresses for two devices: of a network that no interface has, lest a daemon elsewhere on this host uses them on the wire.
+fn addresses() -> Result<[Ipv4Addr; 2]> {
+    let mut taken = Vec::new();
+    for interface in nix::ifaddrs::getifaddrs().context("cannot list the interfaces")? {
+        if let Some(address) = interface.address.as_ref().and_then(|address| address.as_sockaddr_in()) {
+            let [a, b, c, _] = address.ip().octets();
+            taken.push([a, b, c]);
+        }
+    }
+    let [a, b, c] = NETWORKS.into_iter().find(|network| !taken.contains(network)).unwrap_or(NETWORKS[0]);
+    Ok([1, 2].map(|host| Ipv4Addr::new(a, b, c, host)))
+}
+
+fn make_device(dir: &Path, name: &str, ip: Ipv4Addr) -> Result<Device> {
+    let settings = DeviceSettings { ips: vec![ip.into()], mtu: None, mode: None, uid: None, gid: None };
     Client::new(Place::find(Some(dir))?)?.add(name, &settings).context("cannot make a device")
 }
 

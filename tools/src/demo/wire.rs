@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -18,9 +19,11 @@ use vdev::{Daemon, DaemonConfig};
 use super::measure::median;
 use super::report::WireRow;
 use super::side::Event;
-use super::{ADDRESSES, Pair, make_device};
+use super::{Pair, make_device};
 use crate::args::DemoSide;
 
+/// Addresses of the two hosts. Their namespaces have no others.
+pub const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
 const ROUNDS: usize = 5;
 const LINK_MTU: u32 = 9000;
 /// Time for iperf3's server to listen.
@@ -144,7 +147,11 @@ impl Hosts {
         // It has no way to say that it listens; the client is simply started again until it does.
         let deadline = Instant::now() + IPERF_START;
         let outcome = loop {
-            let output = self.command(0, "iperf3").args(["-c", ADDRESSES[1], "-t", "1", "-J"]).stdin(Stdio::null()).output()?;
+            let output = self
+                .command(0, "iperf3")
+                .args(["-c", &ADDRESSES[1].to_string(), "-t", "1", "-J"])
+                .stdin(Stdio::null())
+                .output()?;
             let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
             match answer["end"]["sum_received"]["bits_per_second"].as_f64() {
                 Some(bits) => break Ok(bits / 8.0),
