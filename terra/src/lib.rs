@@ -7,7 +7,8 @@
 //! - [`min_cct::Solver`] finds the least completion time of one coflow, with a certified gap.
 //! - [`policy::Policy`] is a schedule of many coflows: [`policy::terra::Terra`] is ours, the other modules of [`policy`] hold
 //!   the comparators.
-//! - [`sim::Simulation`] runs a policy over a [`workload::Workload`] without any clock; [`compare`] runs all of them.
+//! - [`sim::Simulation`] runs a policy over a [`workload::Workload`] without any clock; [`compare`] runs all of them; [`lp_bound`]
+//!   is what no schedule can beat.
 //! - [`read`] holds the input formats; [`topology`] and [`generate`] make networks and workloads.
 //!
 //! Units everywhere: volumes in Gbit, rates and capacities in Gbit/s, times in seconds, all `f64` and named so.
@@ -18,6 +19,7 @@ pub mod coflow;
 pub mod compare;
 pub mod generate;
 pub mod id;
+pub mod lp_bound;
 pub mod min_cct;
 pub mod path;
 pub mod policy;
