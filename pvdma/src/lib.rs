@@ -13,7 +13,8 @@
 //!   if other memory has come to the same address since.
 //! - [`MapCache::release_idle`] and [`MapCache::shrink`] are for the owner's housekeeping.
 //!
-//! What a [`Pinner`] does depends on who does the DMA: [`LockPinner`] for this process itself, [`FakePinner`] for tests.
+//! What a [`Pinner`] does depends on who does the DMA: [`LockPinner`] for this process itself, [`VfioPinner`] for a real
+//! device behind an IOMMU, [`FakePinner`] for tests.
 //!
 //! Source: the mechanism called PVDMA of Alibaba's Stellar (SIGCOMM 2025). Where it left hazards, the tests under
 //! `tests/hazards.rs` name them H1 to H6.
@@ -41,7 +42,7 @@ pub use guard::{PinGuard, Segment};
 pub use instant::Instant;
 pub use map_cache::{Config, MapCache, PinError};
 pub use mapping::{Backing, BackingError};
-pub use pinner::{Block, Call, FakePinner, HugePages, LockPinner, Pinner, PinnerError, shmem_huge_pages};
+pub use pinner::{Block, Call, FakePinner, HugePages, LockPinner, Pinner, PinnerError, VfioPinner, shmem_huge_pages};
 pub use protection::Protection;
 pub use region::{AccessError, Generation, Region, RegionUse, Unpinnable};
 pub use stats::Stats;

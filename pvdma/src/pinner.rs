@@ -2,9 +2,11 @@
 
 mod fake;
 mod lock;
+mod vfio;
 
 pub use fake::{Call, FakePinner};
 pub use lock::{HugePages, LockPinner, shmem_huge_pages};
+pub use vfio::VfioPinner;
 
 use crate::address::{GpaRange, Hva};
 use crate::protection::Protection;
