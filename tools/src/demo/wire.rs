@@ -20,12 +20,16 @@ use super::measure::median;
 use super::report::WireRow;
 use super::side::Event;
 use super::{Pair, make_device};
+use crate::api::{Client, Device};
 use crate::args::DemoSide;
+use crate::place::Place;
 
 /// Addresses of the two hosts. Their namespaces have no others.
 pub const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
 const ROUNDS: usize = 5;
 const LINK_MTU: u32 = 9000;
+/// Time for a new interface to come up and for the daemon to see it.
+const LINK_START: Duration = Duration::from_secs(5);
 /// Time for iperf3's server to listen.
 const IPERF_START: Duration = Duration::from_secs(5);
 
@@ -48,9 +52,8 @@ pub fn measure(dir: &Path) -> Result<Vec<WireRow>> {
     for (index, ip) in ADDRESSES.into_iter().enumerate() {
         let dir = dir.join(format!("host{index}"));
         daemons.push(hosts.start_daemon(index, &dir)?);
-        let device = make_device(&dir, "d", ip)?;
-        ensure!(device.state == "ACTIVE", "the device at {ip} is {}: {:?}", device.state, device.wire);
-        sockets.push(OsString::from(device.socket));
+        make_device(&dir, "d", ip)?;
+        sockets.push(OsString::from(active_device(&dir, "d")?.socket));
     }
     let pair = |sides| Pair::start(sides, &sockets, |index| hosts.command(index, &binary))?.follow(|_| ());
     let iperf = runs("iperf3", "--version");
@@ -88,6 +91,20 @@ pub fn measure(dir: &Path) -> Result<Vec<WireRow>> {
         rows.push(row("iperf3_tcp", 128 << 10, LINK_MTU, &mut tcps, true));
     }
     Ok(rows)
+}
+
+/// The device, once the kernel has brought its interface up.
+fn active_device(dir: &Path, name: &str) -> Result<Device> {
+    let client = Client::new(Place::find(Some(dir))?)?;
+    let deadline = Instant::now() + LINK_START;
+    loop {
+        let device = client.device(name)?;
+        if device.state == "ACTIVE" {
+            return Ok(device);
+        }
+        ensure!(Instant::now() < deadline, "the device at {} is {}: {:?}", device.ips.join(" "), device.state, device.wire);
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn runs(program: &str, argument: &str) -> bool {
