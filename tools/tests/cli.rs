@@ -1,4 +1,5 @@
 //! The real binary, as a user meets it: help, exit codes, texts. Each test has a directory of its own.
+//! Addresses are from a range for documentation that no interface has, so that no device of a test takes a UDP port.
 
 mod vrdma;
 
@@ -26,8 +27,8 @@ fn wrong_command_lines_exit_with_2() {
         &["fly"],
         &["dev", "add", "a"],
         &["dev", "add", "a", "--ip", "192.0.2"],
-        &["dev", "add", "a", "--ip", "192.0.2.1", "--mtu", "1500"],
-        &["dev", "add", "a", "--ip", "192.0.2.1", "--mode", "999"],
+        &["dev", "add", "a", "--ip", "203.0.113.1", "--mtu", "1500"],
+        &["dev", "add", "a", "--ip", "203.0.113.1", "--mode", "999"],
         &["run", "--", "true"],
         &["run", "--dev", "a"],
     ] {
@@ -40,7 +41,7 @@ fn wrong_command_lines_exit_with_2() {
 #[test]
 fn without_a_daemon_the_next_step_is_named() {
     let vrdma = Vrdma::new();
-    for args in [&["dev", "list"][..], &["dev", "add", "a", "--ip", "192.0.2.1"], &["run", "--dev", "a", "--", "true"]] {
+    for args in [&["dev", "list"][..], &["dev", "add", "a", "--ip", "203.0.113.1"], &["run", "--dev", "a", "--", "true"]] {
         let output = vrdma.run(args);
         assert_eq!(output.code, 1, "{args:?}");
         assert!(output.stderr.contains("no daemon answers at"), "{}", output.stderr);
@@ -78,12 +79,12 @@ fn devices_come_and_go() {
     assert!(empty.contains("vrdma dev add"), "{empty}");
     assert_eq!(vrdma.json(&["--json", "dev", "list"]), json!([]));
 
-    let added = vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1", "--ip", "2001:db8::1"]);
-    assert!(added.contains("192.0.2.1"), "{added}");
-    vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1", "--ip", "2001:db8::1"]);
+    let added = vrdma.succeed(&["dev", "add", "a", "--ip", "203.0.113.1", "--ip", "2001:db8::1"]);
+    assert!(added.contains("203.0.113.1"), "{added}");
+    vrdma.succeed(&["dev", "add", "a", "--ip", "203.0.113.1", "--ip", "2001:db8::1"]);
     let device = vrdma.json(&["dev", "show", "a", "--json"]);
     assert_eq!(device["name"], "a");
-    assert_eq!(device["ips"], json!(["192.0.2.1", "2001:db8::1"]));
+    assert_eq!(device["ips"], json!(["203.0.113.1", "2001:db8::1"]));
     assert_eq!(device["socket"], json!(vrdma.dir().join("dev/a.sock")));
     assert!(vrdma.dir().join("dev/a.sock").exists());
     assert_eq!(vrdma.json(&["dev", "list", "--json"])[0], device);
@@ -103,7 +104,7 @@ fn devices_come_and_go() {
 fn settings_are_honoured() {
     let vrdma = Vrdma::new();
     let _daemon = vrdma.daemon();
-    vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1", "--mtu", "1024", "--mode", "640"]);
+    vrdma.succeed(&["dev", "add", "a", "--ip", "203.0.113.1", "--mtu", "1024", "--mode", "640"]);
     assert_eq!(vrdma.json(&["dev", "show", "a", "--json"])["active_mtu"], 1024);
     let mode = std::fs::metadata(vrdma.dir().join("dev/a.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
@@ -113,9 +114,9 @@ fn settings_are_honoured() {
 fn a_device_with_other_settings_is_a_conflict() {
     let vrdma = Vrdma::new();
     let _daemon = vrdma.daemon();
-    vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1"]);
-    vrdma.fail(&["dev", "add", "a", "--ip", "192.0.2.3"], &["a"]);
-    assert_eq!(vrdma.json(&["dev", "show", "a", "--json"])["ips"], json!(["192.0.2.1"]));
+    vrdma.succeed(&["dev", "add", "a", "--ip", "203.0.113.1"]);
+    vrdma.fail(&["dev", "add", "a", "--ip", "203.0.113.3"], &["a"]);
+    assert_eq!(vrdma.json(&["dev", "show", "a", "--json"])["ips"], json!(["203.0.113.1"]));
 }
 
 #[test]
@@ -124,7 +125,7 @@ fn bad_names_are_refused() {
     let _daemon = vrdma.daemon();
     let long = "n".repeat(200);
     for name in ["", "a/b", "../api", "a b", "\u{e9}", "a:b", long.as_str()] {
-        vrdma.fail(&["dev", "add", name, "--ip", "192.0.2.1"], &[]);
+        vrdma.fail(&["dev", "add", name, "--ip", "203.0.113.1"], &[]);
         vrdma.fail(&["run", "--dev", name, "--", "true"], &[]);
     }
     assert_eq!(vrdma.json(&["dev", "list", "--json"]), json!([]));
@@ -146,7 +147,7 @@ fn one_directory_has_one_daemon() {
 fn a_killed_daemon_leaves_nothing_in_the_way() {
     let vrdma = Vrdma::new();
     let mut daemon = vrdma.daemon();
-    vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1"]);
+    vrdma.succeed(&["dev", "add", "a", "--ip", "203.0.113.1"]);
     daemon.kill();
     vrdma.fail(&["dev", "list"], &["no daemon answers", "connection refused"]);
     let _again = vrdma.daemon();
@@ -157,8 +158,8 @@ fn a_killed_daemon_leaves_nothing_in_the_way() {
 fn run_gives_the_program_its_environment_and_its_exit_code() {
     let vrdma = Vrdma::new();
     let _daemon = vrdma.daemon();
-    vrdma.succeed(&["dev", "add", "a", "--ip", "192.0.2.1"]);
-    vrdma.succeed(&["dev", "add", "b", "--ip", "192.0.2.2"]);
+    vrdma.succeed(&["dev", "add", "a", "--ip", "203.0.113.1"]);
+    vrdma.succeed(&["dev", "add", "b", "--ip", "203.0.113.2"]);
     let printed = vrdma.succeed(&["run", "--dev", "a", "--dev", "b", "--", "sh", "-c", "echo $VRDMA_SOCKET; echo $LD_PRELOAD"]);
     let dir = vrdma.dir();
     let sockets = format!("{}:{}", dir.join("dev/a.sock").display(), dir.join("dev/b.sock").display());
