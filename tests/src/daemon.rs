@@ -164,9 +164,31 @@ impl Daemon {
         }
     }
 
-    /// Number of open descriptors of the daemon.
+    /// Number of open descriptors of the daemon, once it is the same for a while: the connection of the last request to the API
+    /// is closed a moment after the answer.
     pub fn open_descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.process.pid())).expect("the daemon runs").count()
+        let count = || std::fs::read_dir(format!("/proc/{}/fd", self.process.pid())).expect("the daemon runs").count();
+        let (mut found, mut same) = (count(), 0);
+        while same < 5 {
+            std::thread::sleep(Duration::from_millis(5));
+            let now = count();
+            same = if now == found { same + 1 } else { 0 };
+            found = now;
+        }
+        found
+    }
+
+    /// Waits until the daemon has as many open descriptors as before. Panics after a few seconds.
+    pub fn wait_until_descriptors(&self, before: usize) {
+        let deadline = Instant::now() + START_LIMIT;
+        loop {
+            let found = self.open_descriptors();
+            if found == before {
+                return;
+            }
+            assert!(Instant::now() < deadline, "open descriptors: {before} before, {found} after {START_LIMIT:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Number of lines of the daemon's memory map.

@@ -23,18 +23,11 @@ fn streams(daemon: &mut Daemon, lender: &str, writer: &str, options: &[&str]) ->
     Streams::start(CLIENT, (daemon, lender), (None, writer), "127.0.0.1", options)
 }
 
-/// Waits until the daemon holds as many descriptors and mappings as before.
-fn wait_until_clean(daemon: &Daemon, descriptors: usize, mappings: usize) {
-    let deadline = Instant::now() + CLEAN_UP;
-    loop {
-        let found = (daemon.open_descriptors(), daemon.mappings());
-        // The allocator may keep a few mappings of its own.
-        if found.0 == descriptors && found.1 <= mappings + 8 {
-            return;
-        }
-        assert!(Instant::now() < deadline, "descriptors {descriptors} -> {}, mappings {mappings} -> {}", found.0, found.1);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+/// The daemon holds as many descriptors and mappings as before.
+fn is_clean(daemon: &Daemon, descriptors: usize, mappings: usize) {
+    daemon.wait_until_descriptors(descriptors);
+    // The allocator may keep a few mappings of its own.
+    assert!(daemon.mappings() <= mappings + 8, "mappings {mappings} -> {}", daemon.mappings());
 }
 
 /// The writer has seen an error, then everything else flushed in order, and its queue pair in error.
@@ -61,7 +54,7 @@ fn a_killed_program_ends_its_peers_connection_and_nothing_else() {
         for device in ["a", "b", "c", "d"] {
             daemon.wait_until_unused(device, CLEAN_UP);
         }
-        wait_until_clean(&daemon, descriptors, mappings);
+        is_clean(&daemon, descriptors, mappings);
     }
 }
 
@@ -120,7 +113,7 @@ fn killing_and_connecting_again_leaves_nothing_behind() {
         }
     }
     let (descriptors, mappings, resident) = before.expect("more than five rounds");
-    wait_until_clean(&daemon, descriptors, mappings);
+    is_clean(&daemon, descriptors, mappings);
     let grown = daemon.resident_bytes().saturating_sub(resident);
     assert!(grown < 4 << 20, "the daemon grew by {grown} bytes in 24 rounds");
 }

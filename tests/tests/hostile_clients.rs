@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tests::verbs::Buffer;
 use tests::{ControlClient, Daemon, HandQp, Program, Streams, one_at_a_time};
 use vdev_abi::control::{ABI_VERSION, MAX_FDS, MAX_MESSAGE, QpCaps, Request, SharedRange, encode_request};
-use vdev_abi::layout::{ContextPage, CqLayout, QpLayout, SendEntry, Sge};
+use vdev_abi::layout::{ContextPage, CqLayout, QpLayout, STAGING_LKEY, SendEntry, Sge};
 use vdev_abi::mapping::Mapping;
 
 const CLIENT: &str = env!("CARGO_BIN_EXE_verbs-client");
@@ -26,15 +26,6 @@ fn others_work(daemon: &mut Daemon) {
     let mut pair = Streams::start(CLIENT, (daemon, "b"), (None, "c"), "127.0.0.1", &["--count", "20", "--size", "65536"]);
     pair.writer.succeed(LIMIT);
     pair.lender.succeed(LIMIT);
-}
-
-/// The daemon holds as many descriptors as before, soon.
-fn descriptors_return(daemon: &Daemon, before: usize) {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while daemon.open_descriptors() != before {
-        assert!(Instant::now() < deadline, "descriptors {before} -> {}", daemon.open_descriptors());
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 fn hello() -> Vec<u8> {
@@ -65,7 +56,7 @@ fn impossible_messages_end_their_connection_only() {
     }
     // Silence and a half-open connection cost nothing either.
     drop(ControlClient::connect(&socket).expect("the socket accepts"));
-    descriptors_return(&daemon, before);
+    daemon.wait_until_descriptors(before);
     others_work(&mut daemon);
 }
 
@@ -107,7 +98,7 @@ fn descriptors_that_nobody_asked_for_are_closed() {
         client.send(&message, &vec![file.as_raw_fd(); count]).expect("it can be sent");
         let _ = client.receive();
     }
-    descriptors_return(&daemon, before);
+    daemon.wait_until_descriptors(before);
     others_work(&mut daemon);
 }
 
@@ -227,7 +218,7 @@ fn quotas_hold_and_nothing_stays() {
         }
         drop((client, cqs));
         daemon.wait_until_unused("a", Duration::from_secs(10));
-        descriptors_return(&daemon, descriptors);
+        daemon.wait_until_descriptors(descriptors);
         if round == 2 {
             resident = daemon.resident_bytes();
         }
@@ -309,13 +300,14 @@ fn impossible_ring_entries_stop_their_queue_only() {
     let mut daemon = daemon();
     let good = Sge { addr: 0, length: 8, lkey: 0 };
     let write = SendEntry { num_sge: 1, flags: 2, ..SendEntry::default() };
-    let cases: [(&str, SendEntry, &[Sge], u32); 7] = [
+    let cases: [(&str, SendEntry, &[Sge], u32); 8] = [
         ("an index beyond the ring", write, &[good], 17),
         ("an index far beyond", write, &[good], u32::MAX),
         ("an unknown opcode", SendEntry { opcode: 0x7F, ..write }, &[good], 1),
         ("more buffers than fit", SendEntry { num_sge: u16::MAX, ..write }, &[good], 1),
         ("more inline bytes than fit", SendEntry { flags: 8 | 2, inline_len: u32::MAX, ..write }, &[], 1),
         ("an unknown key", write, &[Sge { lkey: 0xDEAD_BEEF, ..good }], 1),
+        ("the staging key without a staging buffer", write, &[Sge { lkey: STAGING_LKEY, ..good }], 1),
         ("a message over 2^31 bytes", SendEntry { num_sge: 4, ..write }, &[Sge { length: u32::MAX, ..good }; 4], 1),
     ];
     for (about, entry, sges, producer) in cases {
@@ -364,7 +356,7 @@ fn random_writes_over_shared_memory_harm_nobody_else() {
     pair.lender.succeed(LIMIT);
     daemon.wait_until_unused("a", Duration::from_secs(5));
     drop(pair);
-    descriptors_return(&daemon, descriptors);
+    daemon.wait_until_descriptors(descriptors);
     others_work(&mut daemon);
 }
 
@@ -393,6 +385,6 @@ fn registrations_leave_no_mappings() {
     let (descriptors, mappings) = (daemon.open_descriptors(), daemon.mappings());
     daemon.run("a", &[CLIENT, "registration", "--count", "20000"]).succeed(Duration::from_secs(60));
     daemon.wait_until_unused("a", Duration::from_secs(5));
-    descriptors_return(&daemon, descriptors);
+    daemon.wait_until_descriptors(descriptors);
     assert!(daemon.mappings() <= mappings + 8, "mappings {mappings} -> {}", daemon.mappings());
 }

@@ -40,7 +40,7 @@ fn a_thousand_idle_devices_cost_no_cpu_time_and_little_memory() {
     for number in 0..DEVICES {
         delete(&daemon, number);
     }
-    assert_eq!(daemon.open_descriptors(), descriptors, "descriptors of removed devices are closed");
+    daemon.wait_until_descriptors(descriptors);
     let (_, list) = daemon.http("GET", "/v1/devices", "");
     assert_eq!(list.trim(), "[]");
 }

@@ -297,13 +297,11 @@ impl Side {
     fn respond(&mut self, round: &Round, number: u64) -> Outcome<()> {
         let memory = &self.memories[round.memory[1]];
         let bytes = pattern(self.seed, number, round.len);
+        guard(memory, &round.remote);
         match round.op {
             Op::Read => fill(memory, &round.remote, &bytes),
-            Op::CompareSwap | Op::FetchAdd => {
-                guard(memory, &round.remote);
-                fill(memory, &round.remote, &before_atomic(&bytes));
-            }
-            _ => guard(memory, &round.remote),
+            Op::CompareSwap | Op::FetchAdd => fill(memory, &round.remote, &before_atomic(&bytes)),
+            _ => {}
         }
         if round.takes_receive() {
             let lkey = self.regions[round.memory[1]].lkey();
