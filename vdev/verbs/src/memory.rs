@@ -6,12 +6,14 @@
 use crate::abi::codes::access;
 use crate::abi::device::ibv_context;
 use crate::abi::object::{ibv_mr, ibv_pd};
+use crate::abi::work::ibv_sge;
 use crate::connection::{Errno, unexpected};
 use crate::context::Context;
 use crate::foreign::{code, null, own_context, own_object, pointer, verbs};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::AsRawFd;
 use std::sync::RwLock;
 use std::sync::atomic::Ordering;
@@ -19,7 +21,30 @@ use vdev_abi::control::{Reply, Request};
 
 /// Regions of which the daemon has no mapping, by lkey.
 #[derive(Default)]
-pub struct Regions(RwLock<HashMap<u32, Region>>);
+pub struct Regions(RwLock<HashMap<u32, Region, BuildHasherDefault<KeyHasher>>>);
+
+/// First bytes of the buffers of a request; as many as a device of ours takes at most.
+pub type Sources = [*const u8; 16];
+
+/// Keys come from the daemon, which draws them at random: spreading their bits over the word is enough.
+#[derive(Default)]
+pub struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u32(u32::from(byte));
+        }
+    }
+
+    fn write_u32(&mut self, key: u32) {
+        self.0 = (self.0 ^ u64::from(key)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
 
 /// A region as staging needs to know it.
 #[derive(Clone, Copy)]
@@ -35,13 +60,16 @@ pub struct Region {
 }
 
 impl Regions {
-    /// Where in our memory a buffer lies, if it is within a region of this domain.
-    pub fn find(&self, pd: u32, lkey: u32, addr: u64, len: u32) -> Option<*const u8> {
+    /// Where in our memory the buffers lie, if each is within a region of this domain that the daemon has not mapped.
+    pub fn locate(&self, pd: u32, list: &[ibv_sge], sources: &mut Sources) -> Option<()> {
         let regions = self.0.read().unwrap_or_else(|e| e.into_inner());
-        let region = regions.get(&lkey).filter(|region| region.pd == pd)?;
-        let offset = addr.checked_sub(region.iova)?;
-        let end = offset.checked_add(u64::from(len))?;
-        (end <= region.len).then_some((region.addr + offset) as *const u8)
+        for (source, buffer) in sources.get_mut(..list.len())?.iter_mut().zip(list) {
+            let region = regions.get(&buffer.lkey).filter(|region| region.pd == pd)?;
+            let offset = buffer.addr.checked_sub(region.iova)?;
+            let end = offset.checked_add(u64::from(buffer.length))?;
+            *source = (end <= region.len).then_some((region.addr + offset) as *const u8)?;
+        }
+        Some(())
     }
 
     fn insert(&self, lkey: u32, region: Region) {
@@ -180,11 +208,16 @@ mod tests {
     fn buffers_are_found_only_within_their_region() {
         let regions = Regions::default();
         regions.insert(7, Region { pd: 1, addr: 0x10_0000, len: 100, iova: 0 });
-        assert_eq!(regions.find(1, 7, 10, 90), Some(0x10_000A as *const u8));
-        assert_eq!(regions.find(1, 7, 10, 91), None);
-        assert_eq!(regions.find(1, 7, u64::MAX, 2), None);
-        assert_eq!(regions.find(2, 7, 10, 1), None, "another domain");
+        let find = |pd, addr, length| {
+            let mut sources = Sources::default();
+            let list = [ibv_sge { addr: 0, length: 1, lkey: 7 }, ibv_sge { addr, length, lkey: 7 }];
+            regions.locate(pd, &list, &mut sources).map(|()| sources[1])
+        };
+        assert_eq!(find(1, 10, 90), Some(0x10_000A as *const u8));
+        assert_eq!(find(1, 10, 91), None);
+        assert_eq!(find(1, u64::MAX, 2), None);
+        assert_eq!(find(2, 10, 1), None, "another domain");
         regions.remove(7);
-        assert_eq!(regions.find(1, 7, 10, 1), None);
+        assert_eq!(find(1, 10, 1), None);
     }
 }

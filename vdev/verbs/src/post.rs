@@ -9,11 +9,12 @@ use crate::abi::work::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 use crate::connection::Errno;
 use crate::context::{Context, lock};
 use crate::foreign::set_errno;
+use crate::memory::Sources;
 use crate::qp::Qp;
 use core::ffi::c_int;
 use core::{iter, slice};
 use vdev_abi::layout::{RecvEntry, SendEntry, Sge};
-use vdev_abi::queue::RingProducer;
+use vdev_abi::queue::{FLAG_INLINE, RingProducer};
 
 const INVALID: Errno = Errno(libc::EINVAL);
 
@@ -133,26 +134,51 @@ unsafe fn push_send(context: &Context, qp: &Qp, ring: &mut RingProducer, request
         if total > u64::from(qp.caps().max_inline_data) || is_response_op(request.opcode) {
             return Err(INVALID);
         }
-        entry.inline_len = u32::try_from(total).map_err(|_| INVALID)?;
-        let mut at = ring.push_send(qp.map(), &entry, iter::empty());
-        for buffer in list {
-            // SAFETY: the program vouches for its buffers; the ring is other memory.
-            unsafe { qp.map().copy_in(at, buffer.addr as *const u8, buffer.length as usize) };
-            at += buffer.length as usize;
-        }
+        let sources = list.iter().map(|buffer| buffer.addr as *const u8);
+        // SAFETY: the program vouches for its buffers.
+        unsafe { push_inline(qp, ring, entry, list, sources) };
         return Ok(());
     }
-    if !is_response_op(request.opcode)
-        && let Some((slots, staged)) = context.staging.stage(context, qp.pd_handle(), list, total)
-    {
-        qp.note_staged(ring.produced(), slots);
-        entry.num_sge = 1;
-        ring.push_send(qp.map(), &entry, iter::once(staged));
-        return Ok(());
+    // Memory that the daemon reaches only through the kernel: small payloads go along in the entry, larger ones by staging.
+    if !is_response_op(request.opcode) {
+        if total <= u64::from(qp.entry_bytes()) {
+            let mut sources = Sources::default();
+            if context.regions.locate(qp.pd_handle(), list, &mut sources).is_some() {
+                entry.flags |= FLAG_INLINE;
+                // SAFETY: the buffers lie in regions that the program registered and has to keep.
+                unsafe { push_inline(qp, ring, entry, list, sources.into_iter()) };
+                return Ok(());
+            }
+        } else if let Some((slots, staged)) = context.staging.stage(context, qp.pd_handle(), list, total) {
+            qp.note_staged(ring.produced(), slots);
+            entry.num_sge = 1;
+            ring.push_send(qp.map(), &entry, iter::once(staged));
+            return Ok(());
+        }
     }
     entry.num_sge = u16::try_from(list.len()).map_err(|_| INVALID)?;
     ring.push_send(qp.map(), &entry, list.iter().map(sge));
     Ok(())
+}
+
+/// Writes an entry with its payload.
+///
+/// # Safety
+/// The buffers are readable at `sources`, and together fit into an entry.
+unsafe fn push_inline(
+    qp: &Qp,
+    ring: &mut RingProducer,
+    mut entry: SendEntry,
+    list: &[ibv_sge],
+    sources: impl Iterator<Item = *const u8>,
+) {
+    entry.inline_len = list.iter().map(|buffer| buffer.length).sum();
+    let mut at = ring.push_send(qp.map(), &entry, iter::empty());
+    for (buffer, source) in list.iter().zip(sources) {
+        // SAFETY: per contract; the ring is other memory.
+        unsafe { qp.map().copy_in(at, source, buffer.length as usize) };
+        at += buffer.length as usize;
+    }
 }
 
 /// Whether the buffers are where a response goes.

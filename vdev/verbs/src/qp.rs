@@ -31,7 +31,10 @@ pub struct Qp {
     handle: u32,
     cookie: u64,
     slot: u32,
+    /// What the program asked for and got.
     caps: QpCaps,
+    /// Bytes that a ring entry holds; more than the program asked for, so that small payloads travel in the entry.
+    entry_bytes: u32,
     all_signaled: bool,
     map: Mapping,
     state: AtomicU32,
@@ -51,6 +54,9 @@ pub struct Queue {
     /// Index of the first entry that the device may still hold.
     retired: AtomicU32,
 }
+
+/// Payloads up to this many bytes are worth room in each ring entry.
+const SMALL: u32 = 256;
 
 struct Staged {
     index: u32,
@@ -108,6 +114,11 @@ impl Qp {
     /// Sizes granted.
     pub fn caps(&self) -> &QpCaps {
         &self.caps
+    }
+
+    /// Bytes of payload that a ring entry holds.
+    pub fn entry_bytes(&self) -> u32 {
+        self.entry_bytes
     }
 
     /// Whether the state allows to post sends.
@@ -222,13 +233,17 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<*mut ib
     let (send_cq, recv_cq, pd_handle) =
         unsafe { (Cq::of(wanted.send_cq).handle(), Cq::of(wanted.recv_cq).handle(), (*pd).handle) };
     let all_signaled = wanted.sq_sig_all != 0;
-    let caps = caps_in(&wanted.cap);
+    let wanted_caps = caps_in(&wanted.cap);
+    let max_inline_data = wanted_caps.max_inline_data.max(SMALL.min(context.info.max_inline_data));
+    let caps = QpCaps { max_inline_data, ..wanted_caps };
     let request = Request::CreateQp { pd: pd_handle, qp_type: wanted.qp_type, send_cq, recv_cq, caps, all_signaled, cookie };
     let (reply, fds) = context.call(&request, &[])?;
     let (Reply::Qp { qp: handle, qpn, doorbell, caps }, [memory]) = (&reply, fds.as_slice()) else {
         return Err(unexpected(&request, &reply));
     };
     let layout = QpLayout::new(caps).ok_or(Errno(libc::EPROTO))?;
+    let entry_bytes = caps.max_inline_data;
+    let caps = QpCaps { max_inline_data: wanted_caps.max_inline_data.min(entry_bytes), ..*caps };
     let map = Mapping::map(memory.as_fd(), layout.bytes).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
     let ibv = ibv_qp {
         context: context.as_ibv(),
@@ -250,7 +265,8 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<*mut ib
         handle: *handle,
         cookie,
         slot: *doorbell,
-        caps: *caps,
+        caps,
+        entry_bytes,
         all_signaled,
         map,
         state: AtomicU32::new(qp_state::RESET),
@@ -263,7 +279,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<*mut ib
     context.enter(cookie, Object::Qp(qp));
     context.users.fetch_add(1, Ordering::AcqRel);
     // SAFETY: the caller's attributes, which this verb also writes.
-    unsafe { (*attr).cap = caps_out(caps) };
+    unsafe { (*attr).cap = caps_out(&caps) };
     Ok(qp.cast())
 }
 

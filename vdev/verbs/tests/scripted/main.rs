@@ -282,19 +282,40 @@ fn large_payloads_of_unmapped_memory_are_staged() {
     daemon.state().staging.as_ref().unwrap().copy_out(staged.addr as usize, &mut copy);
     assert!(copy == [&payload[..100_001], &payload[150_000..]].concat());
 
-    // 8 MiB hold 42 such payloads of three slots; the next goes its ordinary way, until one is complete.
-    for wr_id in 2..=42 {
+    // The room for large payloads, 7.5 MiB, holds 40 such of three slots; the next goes its ordinary way, until one is complete.
+    for wr_id in 2..=41 {
         program.post_send(qp, &program.write(wr_id, &list)).unwrap();
     }
-    program.post_send(qp, &program.write(43, &list)).unwrap();
     let sent = daemon.state().take_sends(0);
-    assert!(sent[..41].iter().all(|send| send.sges[0].lkey == STAGING_LKEY));
-    assert_eq!(sent[41].sges, list.map(|sge| vdev_abi::layout::Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey }));
+    assert!(sent[..39].iter().all(|send| send.sges[0].lkey == STAGING_LKEY));
+    assert_eq!(sent[39].sges, list.map(|sge| vdev_abi::layout::Sge { addr: sge.addr, length: sge.length, lkey: sge.lkey }));
     daemon.state().complete(0, false, 1, false);
     assert_eq!(program.poll(qp, 1).unwrap().len(), 1);
     program.post_send(qp, &program.write(44, &list)).unwrap();
     let again = daemon.state().take_sends(0);
     assert_eq!((again[0].sges[0].lkey, again[0].sges[0].addr), (STAGING_LKEY, staged.addr));
+}
+
+#[test]
+fn small_payloads_of_unmapped_memory_go_along_in_the_entry() {
+    let daemon = Daemon::start();
+    let mut program = Program::start(&daemon);
+    let qp = program.ready_qp(64);
+    let payload: Vec<u8> = (0..8192u32).map(|n| (n % 253) as u8).collect();
+    let lkey = program.reg_mr(&payload, access::LOCAL_WRITE).unwrap();
+    let fits = [program.sge(&payload[1..100], lkey), program.sge(&payload[200..357], lkey)];
+    let larger = [program.sge(&payload[..257], lkey)];
+    let unknown = [program.sge(&payload[..8], lkey ^ 0x100)];
+    for (wr_id, list) in [&fits[..], &larger, &unknown].into_iter().enumerate() {
+        program.post_send(qp, &program.write(wr_id as u64, list)).unwrap();
+    }
+    let sent = daemon.state().take_sends(0);
+    assert_eq!(sent[0].inline, [&payload[1..100], &payload[200..357]].concat());
+    assert_eq!((sent[1].inline.len(), sent[1].sges[0].lkey, sent[1].sges[0].length), (0, STAGING_LKEY, 257));
+    assert_eq!((sent[2].inline.len(), sent[2].sges[0].lkey), (0, lkey ^ 0x100), "the device is to judge an unknown key");
+    // What the program asked for is what it may use itself.
+    let own = ibv_send_wr { send_flags: 8, ..program.write(9, &[program.sge(&payload[..101], lkey)]) };
+    assert_eq!(program.post_send(qp, &own), Err((libc::EINVAL, 9)));
 }
 
 #[test]
@@ -307,7 +328,7 @@ fn what_cannot_be_staged_is_posted_as_it_is() {
     let outside = ibv_sge { addr: payload.as_ptr() as u64 + 1, length: 2 << 20, lkey };
     let read = ibv_send_wr { opcode: wr::RDMA_READ, ..program.write(5, &[program.sge(&payload[..8192], lkey)]) };
     for request in [
-        program.write(1, &[program.sge(&payload[..4095], lkey)]),
+        program.write(1, &[]),
         program.write(2, &[program.sge(&payload, lkey)]),
         program.write(3, &[program.sge(&payload[..8192], lkey ^ 0x100)]),
         program.write(4, &[outside]),
@@ -316,7 +337,8 @@ fn what_cannot_be_staged_is_posted_as_it_is() {
         program.post_send(qp, &request).unwrap();
     }
     for send in daemon.state().take_sends(0) {
-        assert_ne!(send.sges[0].lkey, STAGING_LKEY, "{}", send.entry.wr_id);
+        assert!(send.inline.is_empty(), "{}", send.entry.wr_id);
+        assert!(send.sges.iter().all(|sge| sge.lkey != STAGING_LKEY), "{}", send.entry.wr_id);
     }
     assert!(daemon.state().staging.is_none());
 }
