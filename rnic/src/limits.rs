@@ -30,7 +30,7 @@ pub const COPY_QUANTUM: u32 = 256 << 10;
 /// Messages of one step on the local path.
 pub const COPY_MESSAGES: u32 = 16;
 /// Packets between two requests for an acknowledgement inside a message.
-pub const ACK_INTERVAL: u32 = 16;
+pub const ACK_INTERVAL: u32 = 32;
 /// Packets of READ response that one READ request on the wire asks for. A longer READ is cut into several, so that the
 /// requester decides how much is under way to it.
 pub const READ_CHUNK_PACKETS: u32 = 32;
