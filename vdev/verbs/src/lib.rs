@@ -13,6 +13,7 @@
 //! that a program passes is one that we made and that it has not destroyed, as the C interface demands.
 
 mod abi;
+mod attr;
 mod channel;
 mod connection;
 mod context;
