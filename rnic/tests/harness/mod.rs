@@ -487,6 +487,9 @@ pub fn bad_rkey(end: &End) -> Rkey {
 #[track_caller]
 pub fn assert_bytes(got: &[u8], wanted: &[u8]) {
     assert_eq!(got.len(), wanted.len());
+    if got == wanted {
+        return;
+    }
     if let Some(at) = (0..got.len()).find(|&at| got[at] != wanted[at]) {
         panic!("byte {at} of {} is {:#04x}, not {:#04x}", got.len(), got[at], wanted[at]);
     }
