@@ -125,7 +125,7 @@ fn packets_that_make_no_sense_are_dropped_and_counted() {
         "an ICRC that is wrong",
         &varied(20, 0)[..good.len() - 4].iter().copied().chain([1, 2, 3, 4]).collect::<Vec<_>>(),
     );
-    for len in [1, 11, 12, 15, 16, 24, 27, 28, 30] {
+    for len in [1, 11, 12, 15, 16, 24, 27, 30] {
         let cut = good[..len].to_vec();
         // Where there is room for one, the ICRC is right.
         let has_icrc = len >= 12 && len % 4 == 0;
