@@ -28,6 +28,10 @@ pub const MEMORY: usize = 4 << 20;
 /// Address of the first registered byte in work requests.
 pub const BASE: u64 = 0x10_0000_1000;
 
+/// Bursts or copies that a core does between two looks at what has arrived, and how long they take.
+const STEPS_PER_ROUND: u32 = 3;
+const ROUND: Duration = Duration::from_micros(2);
+
 /// One end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct End {
@@ -294,15 +298,22 @@ impl World {
         self.take(end.recv_cq, end.qpn)
     }
 
-    /// Lets everything happen that can happen without time going by, except that packets cross the link.
-    fn settle(&mut self) {
+    /// One round of a loop as the daemon's: a bounded number of bursts or copies per core, so that packets also arrive while
+    /// more wait to be sent. True if there may be more to do at once.
+    fn settle(&mut self) -> bool {
+        let mut more = false;
         for nic in 0..self.nics.len() {
             self.nics[nic].handle_timeout(self.now);
-            while let Some(work) = self.nics[nic].poll_transmit(self.now, &mut self.memory, &mut self.buf) {
+            let mut steps = 0;
+            while steps < STEPS_PER_ROUND
+                && let Some(work) = self.nics[nic].poll_transmit(self.now, &mut self.memory, &mut self.buf)
+            {
+                steps += 1;
                 if let Work::Packets(burst) = work {
                     self.put_on_link(&burst);
                 }
             }
+            more |= steps == STEPS_PER_ROUND;
             while let Some(completion) = self.nics[nic].poll_completion() {
                 self.completed_at = self.now;
                 self.completions.push(completion);
@@ -311,6 +322,7 @@ impl World {
                 self.events.push(event);
             }
         }
+        more
     }
 
     fn put_on_link(&mut self, burst: &Transmit) {
@@ -334,7 +346,10 @@ impl World {
         let end = self.now + limit;
         loop {
             self.deliver();
-            self.settle();
+            if self.settle() {
+                self.now = self.now + ROUND;
+                continue;
+            }
             let timeouts = self.nics.iter().filter_map(|nic| nic.poll_timeout());
             let next = timeouts.chain(self.link.next_arrival()).min();
             match next {
