@@ -22,6 +22,7 @@ mod cq;
 mod device;
 mod events;
 mod foreign;
+mod huge_pages;
 mod memory;
 mod names;
 mod poll;
