@@ -56,8 +56,8 @@ pub fn run(link: Link, choice: &DeviceChoice, mut tell: impl FnMut(Event) -> Res
         inline: INLINE,
     };
     let mut initiator = Initiator::start(link, choice, shape(MEMORIES[0], DEPTH))?;
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let method = Method { working_set_bytes: WORKING_SET, rounds: ROUNDS, cores };
+    // The parent knows the rest.
+    let method = Method { working_set_bytes: WORKING_SET, rounds: ROUNDS, ..Method::default() };
     let mut report = Report { method, ..Report::default() };
     let total = MEMORIES.len() * SIZES.len() + LATENCY_SIZES.len() * OPERATIONS.len() + OPERATIONS.len();
     let mut done = 0;

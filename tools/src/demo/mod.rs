@@ -3,6 +3,7 @@
 //! The two programs are child processes that use RDMA as any program does, through the preloaded verbs library. Nothing needs
 //! root or an installed package, and nothing is left behind. [`wire`] is the exception: it needs root, for namespaces.
 
+mod cores;
 mod measure;
 mod report;
 mod side;
@@ -23,6 +24,7 @@ use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use vdev::{Daemon, DaemonConfig};
 
+use self::cores::Cores;
 use self::report::Report;
 use self::side::Event;
 pub use self::side::carry_out as carry_out_side;
@@ -85,7 +87,10 @@ fn private_dir() -> Result<TempDir> {
 }
 
 fn on_one_host(dir: &Path) -> Result<Report> {
+    let cores = Cores::find()?;
+    cores.start_daemon()?;
     let daemon = Daemon::start(DaemonConfig::new(dir)).context("cannot start a daemon")?;
+    cores.start_programs()?;
     let mut slowest: f64 = 0.0;
     let mut sockets = Vec::new();
     for (name, ip) in ["a", "b"].into_iter().zip(addresses()?) {
@@ -98,8 +103,14 @@ fn on_one_host(dir: &Path) -> Result<Report> {
     let result = pair.follow(|progress| show(&bar, progress));
     bar.finish_and_clear();
     daemon.shutdown();
+    cores.start_anything()?;
     match result? {
-        Event::Report(report) => Ok(Report { device_create_us: slowest, ..*report }),
+        Event::Report(mut report) => {
+            report.device_create_us = slowest;
+            report.method.cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            report.method.programs_share_a_core = cores.split;
+            Ok(*report)
+        }
         other => bail!("the initiator of the demo reported {other:?}"),
     }
 }

@@ -32,6 +32,8 @@ pub struct Method {
     pub rounds: usize,
     /// Processor cores.
     pub cores: usize,
+    /// The two programs share one core and leave the others to the daemon, as there are few.
+    pub programs_share_a_core: bool,
 }
 
 /// One bandwidth.
@@ -94,10 +96,11 @@ pub struct WireRow {
 impl Report {
     /// As tables for people.
     pub fn tables(&self) -> String {
-        let Method { working_set_bytes, rounds, cores } = self.method;
+        let Method { working_set_bytes, rounds, cores, programs_share_a_core } = self.method;
         let mib = working_set_bytes >> 20;
+        let split = if programs_share_a_core { "; the programs share one of them" } else { "" };
         let mut text = format!(
-            "Device creation: {:.0} µs. Two programs and the daemon on {cores} cores.\n\n\
+            "Device creation: {:.0} µs. Two programs and the daemon on {cores} cores{split}.\n\n\
              Bandwidth, messages cycling over {mib} MiB on each side, medians of {rounds} rounds; the ratios compare with memcpy over\n\
              the same {mib} MiB and with one process_vm_writev per message, measured in the same rounds:\n",
             self.device_create_us
