@@ -26,7 +26,7 @@ pub struct Args {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show what RDMA in software does on this machine: no root, nothing to install, some 20 seconds
+    /// Show what RDMA in software does on this machine: no root, nothing to install, 10 to 20 seconds
     Demo(DemoOptions),
     /// Serve devices until SIGINT or SIGTERM
     Daemon,

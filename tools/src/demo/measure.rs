@@ -16,8 +16,8 @@ use super::side::Event;
 /// Bytes that messages cycle over on each side: far more than the fast caches hold, so that bytes come from where large transfers
 /// have them, yet less than the last level of a server's cache.
 const WORKING_SET: usize = 16 << 20;
-/// Payload in flight at most. What the library stages for the daemon stays in cache, and in its 8 MiB staging buffer.
-const IN_FLIGHT: usize = 2 << 20;
+/// Payload in flight at most: half of what the library can stage for the daemon. Less leaves one of the two waiting at 1 MiB.
+const IN_FLIGHT: usize = 4 << 20;
 /// Requests outstanding at most, perftest's own default.
 const DEPTH: u32 = 128;
 const RECEIVE_DEPTH: u32 = 1024;
