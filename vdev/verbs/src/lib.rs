@@ -22,7 +22,6 @@ mod cq;
 mod device;
 mod events;
 mod foreign;
-mod huge_pages;
 mod memory;
 mod names;
 mod poll;

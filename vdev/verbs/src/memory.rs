@@ -137,7 +137,6 @@ unsafe fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, f
     let (reply, _) = context.call(&request, &fds)?;
     let Reply::Region { mr: handle, lkey, rkey, mapped } = reply else { return Err(unexpected(&request, &reply)) };
     if !mapped {
-        crate::huge_pages::put_together(start, len);
         context.regions.insert(lkey, Region { pd: pd_handle, addr: start, len, iova });
     }
     context.users.fetch_add(1, Ordering::AcqRel);
