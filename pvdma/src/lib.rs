@@ -16,6 +16,33 @@
 //! What a [`Pinner`] does depends on who does the DMA: [`LockPinner`] for this process itself, [`VfioPinner`] for a real
 //! device behind an IOMMU, [`FakePinner`] for tests.
 //!
+//! ```
+//! # use nix::sys::memfd::{MFdFlags, memfd_create};
+//! # use pvdma::*;
+//! # use std::{fs::File, sync::Arc};
+//! # use vm_memory::Bytes;
+//! # let file = File::from(memfd_create("guest", MFdFlags::MFD_CLOEXEC)?);
+//! # file.set_len(1 << 30)?;
+//! # let (fd, now) = (file.into(), Instant::from_nanos(0));
+//! let cache = MapCache::new(Config::default(), Arc::new(FakePinner::new()));
+//! let rights = Protection::READ | Protection::WRITE;
+//! // DMA_MAP: a GiB, of which nothing is pinned.
+//! let backing = Some(Backing { fd, offset: 0 });
+//! let region = cache.map(RegionInit { gpa: Gpa(0), len: 1 << 30, protection: rights, backing })?;
+//! // A registration of one page pins its block.
+//! let page = GpaRange::new(Gpa(0x5000), 4096)?;
+//! let registration = cache.pin(now, page, rights)?;
+//! assert_eq!(cache.stats().pinned_bytes, BLOCK_LEN);
+//! // The data path finds the memory, as long as the region exists.
+//! let inside = region.enter().expect("mapped");
+//! inside.memory(&page, rights)?.write_slice(b"hello", 0)?;
+//! drop(inside);
+//! // DMA_UNMAP: from here on, nobody gets in, although the registration was not ended.
+//! cache.unmap(region.range())?;
+//! assert!(region.enter().is_none() && registration.is_stale());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! Source: the mechanism called PVDMA of Alibaba's Stellar (SIGCOMM 2025). Where it left hazards, the tests under
 //! `tests/hazards.rs` name them H1 to H6.
 

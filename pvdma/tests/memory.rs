@@ -5,9 +5,11 @@ mod guest;
 use guest::{BLOCK, Guest, MIB, READ_WRITE, range};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::{Uid, setuid};
 use pvdma::{AccessError, Config, Gpa, Instant, LockPinner, MapCache, PinError, Protection, Region, RegionInit, Unpinnable};
+use std::num::NonZeroUsize;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -163,19 +165,86 @@ fn h2_a_hole_punched_into_a_pinned_block_stays_coherent() {
     assert_eq!(guest.read(MIB + 1), 9);
 }
 
-const UNPRIVILEGED: &str = "PVDMA_TEST_UNPRIVILEGED";
+/// Whether the host has huge pages to spare or not, there is memory or an error, never a signal.
+#[test]
+fn huge_pages_are_pinned_or_named_as_missing() {
+    let guest = Guest::huge(2 * BLOCK);
+    let cache = cache();
+    cache.map(guest.flat(2 * BLOCK)).expect("mapping takes no huge page");
+    match cache.pin(NOW, range(BLOCK - 1, 2), READ_WRITE) {
+        Ok(guard) => {
+            let segment = guard.segments().next().expect("one");
+            let inside = segment.region.enter().expect("mapped");
+            let memory = inside.memory(&range(BLOCK - 1, 2), READ_WRITE).expect("within");
+            memory.write_obj(7u16, 0).expect("within");
+            assert_eq!(memory.read_obj::<u16>(0).expect("within"), 7);
+        }
+        Err(PinError::Pinner { source, .. }) => {
+            assert_eq!((source.errno, source.limit), (Errno::ENOMEM, false));
+            assert!(source.hint.contains("nr_hugepages"), "{source}");
+            let stats = cache.stats();
+            assert_eq!(stats.pinned_bytes, stats.idle_bytes);
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+const AGAIN: &str = "PVDMA_TEST_AGAIN";
+
+/// Runs the test `name` in a process of its own, which it may spoil; false in that process.
+fn ran_on_its_own(name: &str) -> bool {
+    if std::env::var_os(AGAIN).is_some() {
+        return false;
+    }
+    let program = std::env::current_exe().expect("we run");
+    let output = Command::new(program).args(["--exact", name, "--nocapture"]).env(AGAIN, "1").output();
+    let output = output.expect("we can run again");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("limit reached"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    true
+}
+
+/// H6: every locked block in the midst of others costs two mappings. When there are no more, the error says so.
+#[test]
+fn h6_the_limit_on_mappings_is_named() {
+    if !may_lock(3 * BLOCK) || ran_on_its_own("h6_the_limit_on_mappings_is_named") {
+        return;
+    }
+    let guest = Guest::new(8 * BLOCK);
+    let cache = MapCache::new(Config::default(), Arc::new(LockPinner));
+    cache.map(guest.flat(8 * BLOCK)).expect("free");
+    let pin = |block: u64| cache.pin(NOW, range(block * BLOCK, 1), READ_WRITE);
+    drop(pin(1).expect("mappings are left"));
+    // Pages that alternate in their rights are a mapping each.
+    let most: usize = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().expect("a number");
+    let len = NonZeroUsize::new(most * 8192).expect("a limit");
+    let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_ANONYMOUS | MapFlags::MAP_NORESERVE;
+    // SAFETY: a new mapping, which nothing else uses.
+    let base = unsafe { mmap_anonymous(None, len, ProtFlags::PROT_NONE, flags) }.expect("address space is left");
+    for at in 0.. {
+        // SAFETY: a page of that mapping.
+        let page = unsafe { base.byte_add(at * 8192) };
+        // SAFETY: as above.
+        if unsafe { mprotect(page, 4096, ProtFlags::PROT_READ) }.is_err() {
+            break;
+        }
+    }
+    // Idle block 1 was a mapping of its own, between two more: its release gives back two.
+    let held = pin(3).expect("block 1 makes room");
+    assert_eq!(cache.stats().evictions_room, 1);
+    let error = pin(5).expect_err("no mapping is left");
+    let PinError::Pinner { source, .. } = &error else { panic!("{error}") };
+    assert_eq!((source.errno, source.limit), (Errno::ENOMEM, true));
+    assert!(source.hint.contains("vm.max_map_count"), "{source}");
+    drop(held);
+    println!("limit reached");
+}
 
 /// H6: at RLIMIT_MEMLOCK idle blocks make room, and when none is idle the error names the limit. Runs itself again as a
 /// process without the right to lock what it likes.
 #[test]
 fn h6_the_limit_on_locked_memory_is_named() {
-    const NAME: &str = "h6_the_limit_on_locked_memory_is_named";
-    if std::env::var_os(UNPRIVILEGED).is_none() {
-        let program = std::env::current_exe().expect("we run");
-        let output = Command::new(program).args(["--exact", NAME, "--nocapture"]).env(UNPRIVILEGED, "1").output();
-        let output = output.expect("we can run again");
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && text.contains("limit reached"), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    if ran_on_its_own("h6_the_limit_on_locked_memory_is_named") {
         return;
     }
     let limit = 2 * BLOCK + BLOCK / 2;

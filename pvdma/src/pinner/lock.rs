@@ -12,6 +12,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use std::fs::read_to_string;
 
 const CAP_IPC_LOCK: u32 = 14;
+const NO_MEMORY: &str = "no memory is left for it in the host, in the daemon's cgroup, or among the huge pages (nr_hugepages)";
 
 /// Locks blocks into memory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,9 +56,9 @@ impl Pinner for LockPinner {
 
 fn explain_populate(errno: Errno, block: &Block) -> PinnerError {
     let why = match errno {
-        Errno::EFAULT => "its object has become shorter than its map, or no huge page is free (nr_hugepages)",
+        Errno::EFAULT => "its object has become shorter than its map",
         Errno::EINVAL => "madvise(MADV_POPULATE_WRITE) needs Linux 5.14",
-        Errno::ENOMEM => "the host or the daemon's memory cgroup is out of memory",
+        Errno::ENOMEM => NO_MEMORY,
         Errno::EHWPOISON => "a page of it has failed in hardware",
         _ => "the kernel gives no memory for it",
     };
@@ -65,23 +66,30 @@ fn explain_populate(errno: Errno, block: &Block) -> PinnerError {
 }
 
 fn explain_lock(errno: Errno, block: &Block) -> PinnerError {
-    let status = read_to_string("/proc/self/status").unwrap_or_default();
+    let status = Status::new(&read_to_string("/proc/self/status").unwrap_or_default());
     let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(u64::MAX, |(soft, _)| soft);
     let (why, limit) = match errno {
-        // Without the limit being in force, only the number of mappings can be exhausted.
-        Errno::ENOMEM | Errno::EPERM if Status::new(&status).exceeds(limit, block.range().len()) => {
-            let status = Status::new(&status);
-            let why = format!(
-                "{} bytes are locked and RLIMIT_MEMLOCK is {limit}: raise it (ulimit -l, LimitMEMLOCK=) or give CAP_IPC_LOCK",
-                status.locked_bytes
-            );
-            (why, true)
+        Errno::ENOMEM | Errno::EPERM if status.exceeds(limit, block.range().len()) => {
+            let locked = status.locked_bytes;
+            let remedy = "raise it (ulimit -l, LimitMEMLOCK=) or give CAP_IPC_LOCK";
+            (format!("{locked} bytes are locked and RLIMIT_MEMLOCK is {limit}: {remedy}"), true)
         }
-        Errno::ENOMEM => ("the number of mappings is at its limit: raise the sysctl vm.max_map_count".to_owned(), true),
+        Errno::ENOMEM if at_map_limit() => {
+            ("the number of mappings is at its limit: raise the sysctl vm.max_map_count".to_owned(), true)
+        }
+        // Memory on hugetlbfs is populated by locking it.
+        Errno::ENOMEM => (NO_MEMORY.to_owned(), false),
         Errno::EAGAIN => ("the kernel could not lock all of its pages".to_owned(), true),
         _ => ("the kernel refuses".to_owned(), false),
     };
     PinnerError { errno, limit, hint: format!("cannot lock or unlock {}: {why}", block.range()) }
+}
+
+/// Whether this process has as many mappings as it may, or so many that splitting one is too much.
+fn at_map_limit() -> bool {
+    let most = read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse::<usize>().ok());
+    let maps = read_to_string("/proc/self/maps").map_or(0, |text| text.lines().count());
+    most.is_some_and(|most| maps + 2 >= most)
 }
 
 /// What `/proc/self/status` says about locked memory.

@@ -20,7 +20,16 @@ pub struct Guest {
 impl Guest {
     /// `len` bytes, none of them resident.
     pub fn new(len: u64) -> Guest {
-        let file = File::from(memfd_create("guest", MFdFlags::MFD_CLOEXEC).expect("memfds exist"));
+        Guest::of(len, MFdFlags::MFD_CLOEXEC)
+    }
+
+    /// The same in huge pages; the host need not have any to spare.
+    pub fn huge(len: u64) -> Guest {
+        Guest::of(len, MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_HUGETLB)
+    }
+
+    fn of(len: u64, flags: MFdFlags) -> Guest {
+        let file = File::from(memfd_create("guest", flags).expect("memfds exist"));
         file.set_len(len).expect("a memfd can be long");
         Guest { file }
     }
