@@ -193,7 +193,8 @@ mod tests {
 
     #[test]
     fn codes_that_do_not_exist_are_refused_only_when_named() {
-        let cases: [(QpAttrMask, fn(&mut abi::QpAttr)); 6] = [
+        type Spoil = fn(&mut abi::QpAttr);
+        let cases: [(QpAttrMask, Spoil); 6] = [
             (QpAttrMask::STATE, |attr| attr.qp_state = 7),
             (QpAttrMask::CUR_STATE, |attr| attr.cur_qp_state = u32::MAX),
             (QpAttrMask::ACCESS_FLAGS, |attr| attr.access = 1 << 9),

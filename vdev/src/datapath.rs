@@ -28,7 +28,7 @@
 //! # Polling and sleeping
 //!
 //! While there is work the loop makes no system call, takes no lock and allocates nothing, except for packets and for copies that
-//! only the kernel can make. Clients that rang lately are polled; the others are armed. After [`SPIN`] without work every
+//! only the kernel can make. Clients that rang lately are polled; the others are armed. After a short spin ([`spin`]) without work every
 //! client is armed, looked at once more, and the loop sleeps until a client, a packet, a command or a deadline comes: an
 //! idle daemon does nothing at all.
 
@@ -40,6 +40,7 @@ mod handles;
 pub mod limits;
 mod ports;
 mod rings;
+mod spin;
 mod status;
 mod wake;
 
@@ -54,7 +55,7 @@ use roce::{Instant, Qpn};
 use tokio::sync::oneshot;
 
 pub use calls::{QpRequest, refuse};
-pub use clients::{Client, ClientId, ClientInit};
+pub use clients::{Client, ClientId, ClientInit, Ended};
 pub use commands::{DatapathHandle, Gone};
 pub use status::DeviceStatus;
 
@@ -62,10 +63,9 @@ use crate::memory::Memories;
 use commands::Commands;
 use ports::Ports;
 use rings::Scratch;
+use spin::{Idle, Spin};
 use wake::{Epoll, Source, Waker};
 
-/// How long the loop looks for work before it sleeps. A wake-up across cores costs about this much.
-const SPIN: Duration = Duration::from_micros(50);
 /// Looks without work between two looks at descriptors while spinning.
 const DESCRIPTORS_EVERY: Duration = Duration::from_micros(10);
 /// A client that has not rung for this long is armed while others are polled.
@@ -74,9 +74,6 @@ const CLIENT_IDLE: Duration = Duration::from_millis(2);
 const STEPS_PER_ROUND: u32 = 32;
 /// Bytes of transmission per round, for the same reason.
 const BYTES_PER_ROUND: u64 = 128 << 10;
-/// With this many CPUs or fewer, spinning takes time from the very programs that are waited for.
-const SCARCE_CPUS: usize = 2;
-
 /// Identifiers come from the core, which does not let clients choose them; one multiplication spreads them.
 #[derive(Default)]
 struct IdHasher(u64);
@@ -155,10 +152,6 @@ fn clock() -> Instant {
     Instant::from_nanos(now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
 }
 
-fn cpus_are_scarce() -> bool {
-    std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() <= SCARCE_CPUS)
-}
-
 impl Runner {
     /// Serves until told to stop.
     pub fn run(self) {
@@ -189,7 +182,8 @@ impl Runner {
 
 impl Datapath {
     fn serve(&mut self, waker: &Waker, commands: &Commands) {
-        let scarce = cpus_are_scarce();
+        spin::ask_for_short_slice();
+        let mut spin = Spin::new();
         let mut found = Vec::new();
         let mut last_work = self.now;
         let mut last_descriptors = self.now;
@@ -212,12 +206,7 @@ impl Datapath {
             if worked {
                 continue;
             }
-            if self.now.saturating_since(last_work) < SPIN {
-                if scarce {
-                    std::thread::yield_now();
-                } else {
-                    std::hint::spin_loop();
-                }
+            if spin.nothing(self.now, last_work) == Idle::Look {
                 continue;
             }
             if self.arm_all_clients() {

@@ -18,7 +18,7 @@ use vdev_abi::mapping::Mapping;
 
 use super::devices::Device;
 use super::session::Answer;
-use crate::datapath::{ClientId, ClientInit, Datapath, DatapathHandle, Gone, QpRequest, limits, refuse};
+use crate::datapath::{ClientId, ClientInit, Datapath, DatapathHandle, Ended, Gone, QpRequest, limits, refuse};
 use crate::memory::{self, Peer, Process};
 
 /// Bytes kept of a program's name.
@@ -31,7 +31,7 @@ pub struct Caller<'a> {
     device: Arc<Device>,
     datapath: DatapathHandle,
     peer: &'a Peer,
-    ended: mpsc::UnboundedSender<String>,
+    ended: mpsc::UnboundedSender<Ended>,
     live: Option<Live>,
 }
 
@@ -56,7 +56,7 @@ fn stopping(_: Gone) -> Refusal {
 
 impl<'a> Caller<'a> {
     /// A connection that has not said Hello.
-    pub fn new(device: Arc<Device>, datapath: DatapathHandle, peer: &'a Peer, ended: mpsc::UnboundedSender<String>) -> Self {
+    pub fn new(device: Arc<Device>, datapath: DatapathHandle, peer: &'a Peer, ended: mpsc::UnboundedSender<Ended>) -> Self {
         Caller { device, datapath, peer, ended, live: None }
     }
 

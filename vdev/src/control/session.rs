@@ -20,7 +20,7 @@ use super::calls::Caller;
 use super::devices::Device;
 use super::seqpacket::{self, Received};
 use super::watched::watch_input;
-use crate::datapath::{ClientId, DatapathHandle, limits};
+use crate::datapath::{ClientId, DatapathHandle, Ended, limits};
 use crate::memory::Peer;
 
 /// Pause after an accept that failed for lack of descriptors or memory: the connection stays in the backlog meanwhile.
@@ -136,7 +136,10 @@ async fn serve(socket: AsyncFd<OwnedFd>, peer: Peer, counted: Counted, datapath:
     let mut key = None;
     let reason = tokio::select! {
         reason = converse(&socket, &device, &mut caller, &mut key) => reason,
-        reason = ended.recv() => reason,
+        ended = ended.recv() => ended.map(|Ended { reason, client }| {
+            drop(client);
+            reason
+        }),
         () = process_end.wait() => None,
         _ = removal.wait_for(|&removed| removed) => None,
     };

@@ -19,7 +19,7 @@ use super::clients::{Channel, Client, ClientId, CompletionQueue, QueuePair, Regi
 use super::handles::Handles;
 use super::limits;
 use crate::attr;
-use crate::memory::{Piece, Place, Resolved};
+use crate::memory::{Piece, Place, Resolved, SharedMapping};
 
 /// A refusal with this error number.
 pub fn refuse(errno: i32, message: impl Into<String>) -> Refusal {
@@ -128,8 +128,8 @@ impl Datapath {
             let (owner, addr) = match place {
                 Place::Process => (process, addr),
                 Place::Mapped { mapping, offset } => {
-                    let mapped = self.memories.add_mapping(mapping);
-                    mappings.push(mapped);
+                    let mapped = self.memories.add_mapping(mapping.clone());
+                    mappings.push((mapped, mapping));
                     (mapped, offset)
                 }
             };
@@ -147,20 +147,20 @@ impl Datapath {
         Ok(NewRegion { handle, lkey: mr.lkey.0, rkey: mr.rkey.0 })
     }
 
-    fn forget(&mut self, mappings: &[MemId]) {
-        for &mapping in mappings {
+    fn forget(&mut self, mappings: &[(MemId, Arc<SharedMapping>)]) {
+        for &(mapping, _) in mappings {
             self.memories.remove(mapping);
         }
     }
 
     /// Ends a registration. When this returns, nothing reads or writes the memory any more.
-    pub fn dereg_mr(&mut self, id: ClientId, handle: Handle) -> Answer<()> {
+    pub fn dereg_mr(&mut self, id: ClientId, handle: Handle) -> Answer<impl Send + use<>> {
         let client = self.client(id).ok_or_else(gone)?;
         let region = client.regions.remove(handle).ok_or_else(|| unknown("memory region", handle))?;
         // A peer may have invalidated the key, so that the core no longer knows it; the region ends all the same.
         let _ = self.rnic.dereg_mr(region.lkey);
         self.forget(&region.mappings);
-        Ok(())
+        Ok(region.mappings)
     }
 
     /// New completion channel with this write end.

@@ -22,7 +22,7 @@ use vdev_abi::queue::{RecvConsumer, SendConsumer};
 use super::handles::Handles;
 use super::wake::Source;
 use super::{Datapath, limits};
-use crate::memory::Process;
+use crate::memory::{Process, SharedMapping};
 use crate::sq::Unkeyed;
 
 /// Names a client of the datapath; never reused for another within 2^32 clients of the same index.
@@ -44,16 +44,24 @@ pub struct ClientInit {
     pub events: OwnedFd,
     /// How to reach the memory of the process.
     pub process: Arc<Process>,
-    /// Told why, when the datapath ends the client.
-    pub ended: mpsc::UnboundedSender<String>,
+    /// Told when the datapath ends the client.
+    pub ended: mpsc::UnboundedSender<Ended>,
+}
+
+/// The datapath has ended a client.
+pub struct Ended {
+    /// Why.
+    pub reason: String,
+    /// What it held, to be dropped outside the datapath.
+    pub client: Box<Client>,
 }
 
 /// A registered region.
 #[derive(Debug)]
 pub(super) struct Region {
     pub lkey: Lkey,
-    /// Shared objects mapped for it alone.
-    pub mappings: Vec<MemId>,
+    /// Shared objects in it. Held here too, so that the last one to let go is whoever drops the region, not the datapath.
+    pub mappings: Vec<(MemId, Arc<SharedMapping>)>,
 }
 
 /// A completion channel.
@@ -105,7 +113,7 @@ pub struct Client {
     pub(super) page: Mapping,
     pub(super) doorbell: EventFd,
     pub(super) events: OwnedFd,
-    ended: mpsc::UnboundedSender<String>,
+    ended: mpsc::UnboundedSender<Ended>,
     pub(super) process: MemId,
     pub(super) staging: Option<(Arc<Mapping>, MemId)>,
     pub(super) pds: Handles<PdId>,
@@ -238,7 +246,7 @@ impl Datapath {
         for (_, region) in client.regions.iter() {
             // A peer may have invalidated the key.
             let _ = self.rnic.dereg_mr(region.lkey);
-            for &mapping in &region.mappings {
+            for &(mapping, _) in &region.mappings {
                 self.memories.remove(mapping);
             }
         }
@@ -267,18 +275,15 @@ impl Datapath {
     /// Ends the clients that this round has condemned.
     pub(super) fn end_condemned(&mut self) {
         while let Some((index, reason)) = self.condemned.pop() {
-            self.end_client(index, &reason);
+            self.end_client(index, reason);
         }
     }
 
     /// Its connection is closed by the control thread, which is told why.
-    fn end_client(&mut self, index: u32, reason: &str) {
+    fn end_client(&mut self, index: u32, reason: String) {
         if let Some(client) = self.take_apart(index) {
-            tracing::warn!(device = client.device.0, reason, "ending a client");
             // If the session is gone already, nobody needs to know.
-            let _ = client.ended.send(reason.to_owned());
-            // Unmapping here stalls the others for a moment; a client gets this only once.
-            drop(client);
+            let _ = client.ended.clone().send(Ended { reason, client });
         }
     }
 
