@@ -227,51 +227,63 @@ impl Solver {
                     }
                 }
             }
-            let mut dual = far(alpha, &proof).then(|| dual::Dual::new(instance, &paths, alpha));
-            let mut added = false;
-            for _ in 0..MAX_COLUMN_ROUNDS {
-                let Some(solver) = &mut dual else { break };
-                let cost = exact::steps(instance, &paths);
-                if !far(alpha, &proof) || steps + cost > effort.max_steps {
-                    break;
-                }
-                steps += cost;
-                let Some((lengths, distances)) = solver.lengths(instance) else { break };
-                let (certificate, shortest) = instance.certify(&mut self.tree, &lengths, &mut steps);
-                if certificate.alpha < proof.alpha {
-                    proof = certificate;
-                }
-                let mut news = false;
-                for (group, (distance, path)) in shortest.into_iter().enumerate() {
-                    if distance < distances[group] * (1.0 - LENGTH_TOLERANCE) && !paths[group].contains(&path) {
-                        solver.add_path(instance, group, &path);
-                        paths[group].push(path);
-                        news = true;
-                    }
-                }
-                added |= news;
-                if !news {
-                    break;
-                }
-                if far(alpha, &proof) && steps + cost <= effort.max_steps {
-                    steps += cost;
-                    if let Some((better, rates)) = exact::solve(instance, &paths, alpha)
-                        && better > alpha
-                    {
-                        (alpha, best, added) = (better, rates, false);
-                    }
-                }
-            }
+            let known: usize = paths.iter().map(Vec::len).sum();
+            self.close_gap(instance, &mut paths, alpha, &mut proof, effort, &mut steps);
+            let added = paths.iter().map(Vec::len).sum::<usize>() > known;
             if added
                 && far(alpha, &proof)
                 && let Some((better, rates)) = exact::solve(instance, &paths, alpha)
                 && better > alpha
             {
+                steps += exact::steps(instance, &paths);
                 (alpha, best) = (better, rates);
             }
             self.remember(instance, &best);
         }
         MinCct { cct_s: 1.0 / alpha, bound_s: 1.0 / proof.alpha, rates: best, prices: proof.prices, steps }
+    }
+
+    /// Proves the best answer over the known paths to be within the target, adding paths as long as the proof finds shorter
+    /// ones. What these are worth is known from the dual LP, so the primal one is solved only once, by the caller.
+    fn close_gap(
+        &mut self,
+        instance: &Instance,
+        paths: &mut [Vec<Path>],
+        mut alpha: f64,
+        proof: &mut Certificate,
+        effort: Effort,
+        steps: &mut u64,
+    ) {
+        let far = |alpha: f64, proof: &Certificate| proof.alpha > alpha * (1.0 + effort.target_gap);
+        // The primal solve that follows is part of the budget.
+        let affordable = |paths: &[Vec<Path>], steps: u64| steps + 2 * exact::steps(instance, paths) <= effort.max_steps;
+        if !far(alpha, proof) || !affordable(paths, *steps) {
+            return;
+        }
+        let mut dual = dual::Dual::new(instance, paths, alpha);
+        for _ in 0..MAX_COLUMN_ROUNDS {
+            if !far(alpha, proof) || !affordable(paths, *steps) {
+                return;
+            }
+            *steps += exact::steps(instance, paths);
+            let Some(prices) = dual.prices(instance, paths) else { return };
+            alpha = alpha.max(prices.alpha);
+            let (certificate, shortest) = instance.certify(&mut self.tree, &prices.lengths, steps);
+            if certificate.alpha < proof.alpha {
+                *proof = certificate;
+            }
+            let mut news = false;
+            for (group, (distance, path)) in shortest.into_iter().enumerate() {
+                if distance < prices.distances[group] * (1.0 - LENGTH_TOLERANCE) && !paths[group].contains(&path) {
+                    dual.add_path(group, &path);
+                    paths[group].push(path);
+                    news = true;
+                }
+            }
+            if !news {
+                return;
+            }
+        }
     }
 
     fn add_remembered(&self, instance: &Instance, paths: &mut [Vec<Path>]) {

@@ -8,8 +8,9 @@ use crate::path::{Path, Tree};
 
 /// By how much, at most, one chunk of flow lengthens its tightest link.
 const STEP: f64 = 0.2;
-/// Most rounds; in each, every demand is routed once.
-const MAX_ROUNDS: u64 = 400;
+/// Most rounds; in each, every demand is routed once. More would find thousands of paths, and make the LP slow; the few that
+/// are still missing are found by the dual LP.
+const MAX_ROUNDS: u64 = 64;
 /// Rounds between two looks at the gap.
 const LOOK: u64 = 4;
 /// Most chunks into which one demand is cut in one round.
