@@ -3,7 +3,7 @@
 //! Machines that others use too give noisy times. Therefore everything that is compared runs in the same round, a few
 //! milliseconds apart, rounds are repeated, and medians are reported: of the rates, and of the ratios within each round.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use perftest::bandwidth::{self, Plan};
@@ -22,6 +22,10 @@ const IN_FLIGHT: usize = 4 << 20;
 const DEPTH: u32 = 128;
 const RECEIVE_DEPTH: u32 = 1024;
 const ROUNDS: usize = 7;
+/// Rounds at least; the rest is left out when a step takes longer than [`STEP`], as it does on a machine that is busy.
+const ROUNDS_LEAST: usize = 3;
+/// Time after which a step ends early, so that the whole ends within a minute even there.
+const STEP: Duration = Duration::from_secs(2);
 /// Time of one measurement in a round.
 const SLICE: Duration = Duration::from_millis(20);
 
@@ -30,7 +34,10 @@ const MEMORIES: [Placement; 2] = [Placement::Heap, Placement::Shared];
 const SIZES: [u32; 3] = [4 << 10, 64 << 10, 1 << 20];
 
 const LATENCY_SIZES: [u32; 2] = [8, 4 << 10];
-const LATENCY_MESSAGES: u64 = 8_000;
+/// Messages per run: at most, and to begin with.
+const LATENCY_MESSAGES: (u64, u64) = (8_000, 32);
+/// Time that one run is to take at most.
+const LATENCY_SLICE: Duration = Duration::from_millis(300);
 const LATENCY_ROUNDS: usize = 3;
 
 const RATE_SIZE: u32 = 8;
@@ -71,16 +78,21 @@ pub fn run(link: Link, choice: &DeviceChoice, mut tell: impl FnMut(Event) -> Res
         let other = Buffer::new(WORKING_SET, placement)?;
         for size in SIZES {
             step(format!("bandwidth, {} bytes, {placement:?} memory", size))?;
-            bandwidth_rows(&mut initiator, &other, placement, size, &mut report.bandwidth)?;
+            let rounds = bandwidth_rows(&mut initiator, &other, placement, size, &mut report.bandwidth)?;
+            report.method.rounds = report.method.rounds.min(rounds);
         }
     }
     initiator.reshape(shape(Placement::Heap, DEPTH))?;
     for size_bytes in LATENCY_SIZES {
         for op in OPERATIONS {
             step(format!("latency, {size_bytes} bytes"))?;
-            let mut all = latency::run(&mut initiator, op, size_bytes, LATENCY_MESSAGES)?;
+            let messages = latency_messages(&mut initiator, op, size_bytes)?;
+            let start = Instant::now();
+            let mut all = latency::run(&mut initiator, op, size_bytes, messages)?;
             for _ in 1..LATENCY_ROUNDS {
-                all.histogram.add(&latency::run(&mut initiator, op, size_bytes, LATENCY_MESSAGES)?.histogram)?;
+                if start.elapsed() < STEP {
+                    all.histogram.add(&latency::run(&mut initiator, op, size_bytes, messages)?.histogram)?;
+                }
             }
             report.latency.push(LatencyRow { op, size_bytes, p50_us: all.quantile_us(0.5), p99_us: all.quantile_us(0.99) });
         }
@@ -115,13 +127,14 @@ pub fn stream_write(link: Link, choice: &DeviceChoice) -> Result<(u32, u32, f64)
     Ok((STREAM_SIZE, 128 << initiator.endpoint.mtu(), result.bytes_per_sec()))
 }
 
+/// All operations at one size, and the copies. Returns the number of rounds.
 fn bandwidth_rows(
     initiator: &mut Initiator,
     other: &Buffer,
     memory: Placement,
     size: u32,
     rows: &mut Vec<BandwidthRow>,
-) -> Result<()> {
+) -> Result<usize> {
     let mut plans = Vec::new();
     for op in OPERATIONS {
         plans.push((op, calibrate(initiator, op, Plan::streaming(size, 0, DEPTH, IN_FLIGHT))?));
@@ -129,7 +142,8 @@ fn bandwidth_rows(
     let (remote, pid) = (initiator.remote, initiator.target_pid);
     let mut rates = vec![Vec::new(); plans.len()];
     let (mut copies, mut calls) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
+    let start = Instant::now();
+    while copies.len() < ROUNDS && (copies.len() < ROUNDS_LEAST || start.elapsed() < STEP) {
         for ((op, plan), rates) in plans.iter().zip(&mut rates) {
             rates.push(bandwidth::run(initiator, *op, *plan)?.bytes_per_sec());
         }
@@ -149,7 +163,16 @@ fn bandwidth_rows(
             ratio_process_vm: of_call.map(|mut ratios| median(&mut ratios)),
         });
     }
-    Ok(())
+    Ok(copies.len())
+}
+
+/// The number of messages for one run of a latency benchmark, from a short one.
+fn latency_messages(initiator: &mut Initiator, operation: Operation, size: u32) -> Result<u64> {
+    let (most, first) = LATENCY_MESSAGES;
+    let start = Instant::now();
+    latency::run(initiator, operation, size, first)?;
+    let fit = LATENCY_SLICE.as_secs_f64() / start.elapsed().as_secs_f64().max(1e-9) * first as f64;
+    Ok((fit as u64).clamp(first, most))
 }
 
 /// The number of messages that takes one slice, found by trying longer and longer runs.
