@@ -56,7 +56,7 @@ use tokio::sync::oneshot;
 
 pub use calls::{QpRequest, refuse};
 pub use clients::{Client, ClientId, ClientInit, Ended};
-pub use commands::{DatapathHandle, Gone};
+pub use commands::{Attachment, DatapathHandle, Gone};
 pub use status::DeviceStatus;
 
 use crate::memory::Memories;

@@ -18,7 +18,7 @@ use vdev_abi::mapping::Mapping;
 
 use super::devices::Device;
 use super::session::Answer;
-use crate::datapath::{ClientId, ClientInit, Datapath, DatapathHandle, Ended, Gone, QpRequest, limits, refuse};
+use crate::datapath::{Attachment, ClientId, ClientInit, Datapath, DatapathHandle, Ended, Gone, QpRequest, limits, refuse};
 use crate::memory::{self, Peer, Process};
 
 /// Bytes kept of a program's name.
@@ -37,7 +37,7 @@ pub struct Caller<'a> {
 
 /// After Hello.
 struct Live {
-    client: ClientId,
+    attachment: Attachment,
     process: Arc<Process>,
     program: String,
 }
@@ -62,7 +62,7 @@ impl<'a> Caller<'a> {
 
     /// In the datapath, once there has been a Hello.
     pub fn client(&self) -> Option<ClientId> {
-        self.live.as_ref().map(|live| live.client)
+        self.live.as_ref().map(|live| live.attachment.id())
     }
 
     /// Program name, once there has been a Hello.
@@ -81,10 +81,10 @@ impl<'a> Caller<'a> {
             Request::Hello { abi, program } => return self.hello(abi, &program, fds).await,
             other => other,
         };
-        let Some(Live { client, process, .. }) = &self.live else {
+        let Some(Live { attachment, process, .. }) = &self.live else {
             return Err(refuse(libc::EPROTO, "the first message has to be Hello"));
         };
-        let (client, process) = (*client, process.clone());
+        let (client, process) = (attachment.id(), process.clone());
         match request {
             Request::Hello { .. } => unreachable!("taken above"),
             Request::QueryPort => Ok((Reply::Port(self.port()), Vec::new())),
@@ -156,8 +156,13 @@ impl<'a> Caller<'a> {
         let (their_events, events) = pipe().map_err(system("the event pipe"))?;
         let init =
             ClientInit { device: self.device.id, page, doorbell, events, process: process.clone(), ended: self.ended.clone() };
-        let client = self.on_datapath(move |d| d.attach(init).map_err(system("a place for the client"))).await?;
-        self.live = Some(Live { client, process, program: shortened(program) });
+        let datapath = self.datapath.clone();
+        let attach = move |d: &mut Datapath| {
+            let id = d.attach(init).map_err(system("a place for the client"))?;
+            Ok(Attachment::new(id, datapath))
+        };
+        let attachment = self.on_datapath(attach).await?;
+        self.live = Some(Live { attachment, process, program: shortened(program) });
         Ok((Reply::Device(self.device_info()), vec![page_fd, their_doorbell, their_events]))
     }
 

@@ -143,13 +143,11 @@ async fn serve(socket: AsyncFd<OwnedFd>, peer: Peer, counted: Counted, datapath:
         () = process_end.wait() => None,
         _ = removal.wait_for(|&removed| removed) => None,
     };
-    let client = caller.client();
-    drop(caller);
     match &reason {
         Some(reason) => tracing::warn!(device = %device.name, pid, reason, "client ended"),
         None => tracing::debug!(device = %device.name, pid, "client left"),
     }
-    if let Some(client) = client {
+    if let Some(client) = caller.client() {
         // Everything that it made ends now; the memory is unmapped here rather than in the datapath.
         drop(datapath.call(move |datapath| datapath.detach(client)).await);
     }

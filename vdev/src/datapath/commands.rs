@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::oneshot;
 
 use super::Datapath;
+use super::clients::ClientId;
 use super::wake::Waker;
 
 /// Commands executed between two rounds.
@@ -64,6 +65,32 @@ impl DatapathHandle {
     /// Ends the datapath after the commands sent before.
     pub fn stop(&self) {
         self.post(|datapath| datapath.stopping = true);
+    }
+}
+
+/// Holds a client in the datapath; dropping it ends the client. It travels in the answer to the call that made the client, so
+/// that a caller who has gone away meanwhile leaves nothing behind.
+pub struct Attachment {
+    id: ClientId,
+    datapath: DatapathHandle,
+}
+
+impl Attachment {
+    /// From now on the client lives as long as this.
+    pub fn new(id: ClientId, datapath: DatapathHandle) -> Self {
+        Attachment { id, datapath }
+    }
+
+    /// The client.
+    pub fn id(&self) -> ClientId {
+        self.id
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        let id = self.id;
+        self.datapath.post(move |datapath| drop(datapath.detach(id)));
     }
 }
 

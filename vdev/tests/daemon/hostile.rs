@@ -92,6 +92,21 @@ fn first_message_has_to_be_hello_of_this_version() {
 }
 
 #[test]
+fn client_that_leaves_during_its_hello_leaves_nothing() {
+    let place = Place::with_two_devices();
+    for _ in 0..500 {
+        let socket = dial(&place.socket("a"));
+        send_bytes(&socket, &hello(), &[]).unwrap();
+    }
+    // Context pages mapped by the daemon; other tests of this process have a few of their own.
+    super::place::wait_until("the context pages are gone", || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains("vrdma-context")).count() < 150
+    });
+    Raw::connect(&place.socket("a"));
+}
+
+#[test]
 fn client_that_does_not_read_its_answers_is_ended() {
     let place = Place::with_two_devices();
     let mut bystanders = Bystanders::new(&place);
