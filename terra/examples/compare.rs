@@ -1,4 +1,6 @@
-//! Completion times of all policies on generated workloads: `cargo run --release --example compare [JOBS [NETWORK [WORKLOAD]]]`.
+//! Completion times of all policies on generated workloads: `cargo run --release --example compare [JOBS [NETWORK [WORKLOAD [SLACK]]]]`.
+//!
+//! With SLACK, every fourth coflow or so gets a deadline of that many times its least completion time.
 
 use std::time::Instant;
 use terra::compare::{Plan, policies, run};
@@ -10,9 +12,10 @@ fn main() {
     let jobs: u64 = words.first().map_or(60, |word| word.parse().expect("JOBS is a number"));
     let networks = words.get(1).map_or(Known::ALL.to_vec(), |word| vec![Known::from_name(word).expect("a known network")]);
     let kinds = words.get(2).map_or(Kind::ALL.to_vec(), |word| vec![Kind::from_name(word).expect("a known workload")]);
+    let deadlines = words.get(3).map(|word| (0.25, word.parse().expect("SLACK is a number")));
     for network in networks {
         for kind in &kinds {
-            let plan = Plan { network, kind: *kind, jobs, seed: 1, deadlines: None };
+            let plan = Plan { network, kind: *kind, jobs, seed: 1, deadlines };
             let mut base = None;
             for mut policy in policies() {
                 let start = Instant::now();
@@ -25,7 +28,7 @@ fn main() {
                 };
                 let base = *base.get_or_insert(row.mean_cct_s);
                 println!(
-                    "{:<8} {:<9} {:<12} mean {:>9.2} s  p95 {:>9.2} s  jobs {:>9.2} s  gain {:>5.2}  {:>6} decisions in {:>6.2} s",
+                    "{:<8} {:<9} {:<12} mean {:>9.2} s  p95 {:>9.2} s  jobs {:>9.2} s  gain {:>5.2}  deadlines {:>4} of {:>4}  broken {}  {:>6} decisions in {:>6.2} s",
                     network.name(),
                     kind.name(),
                     row.policy,
@@ -33,6 +36,9 @@ fn main() {
                     row.p95_cct_s,
                     row.mean_jct_s,
                     base / row.mean_cct_s,
+                    row.deadlines_met,
+                    row.deadlines,
+                    row.promises_broken,
                     row.decisions,
                     start.elapsed().as_secs_f64(),
                 );

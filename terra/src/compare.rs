@@ -42,7 +42,8 @@ pub struct Row {
     pub deadlines: usize,
     /// How many of them met it.
     pub deadlines_met: usize,
-    /// How many were promised and missed it: 0 unless a capacity fell.
+    /// How many missed it without having been refused. For policies that admit (ours and Varys) these are broken promises, and
+    /// there are none unless a capacity fell; the others refuse nothing, so all their misses are here.
     pub promises_broken: usize,
     /// How often rates were decided.
     pub decisions: u64,

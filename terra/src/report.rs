@@ -92,7 +92,8 @@ impl Report {
         (with.clone().count(), with.filter(|record| record.met_deadline()).count())
     }
 
-    /// Coflows that were promised their deadline and missed it.
+    /// Coflows that missed their deadline without having been refused: broken promises of a policy that admits; all misses of
+    /// one that does not.
     pub fn broken_promises(&self) -> Vec<CoflowId> {
         let broken = |record: &&CoflowRecord| {
             record.deadline_s.is_some() && !record.met_deadline() && !self.refused.contains(&record.id)
