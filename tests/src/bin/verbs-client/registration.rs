@@ -7,8 +7,7 @@ use tests::verbs::{Buffer, Region, Session, access};
 pub fn run(words: &Words) -> Outcome<()> {
     let count = words.number("count", 20_000)?;
     let session = Session::open(None)?;
-    // No range holds a whole huge page: putting those together waits for every CPU, which a busy machine makes long.
-    let memory = Buffer::private(1 << 20)?;
+    let memory = Buffer::private(4 << 20)?;
     // The first registrations may set things up once.
     for _ in 0..16 {
         Region::new(&session, &memory, 4096, access::ALL)?;
