@@ -59,8 +59,10 @@ pub enum DemoSide {
     Target,
     /// Measures everything on one host.
     Initiator,
-    /// Measures WRITE bandwidth only.
-    Streamer,
+    /// Measures WRITE bandwidth only, with ordinary memory.
+    HeapStreamer,
+    /// Measures WRITE bandwidth only, with shared memory.
+    SharedStreamer,
     /// Sends plain UDP with segmentation offload.
     UdpSender,
     /// Receives that.
@@ -73,7 +75,8 @@ impl DemoSide {
         match self {
             DemoSide::Target => "target",
             DemoSide::Initiator => "initiator",
-            DemoSide::Streamer => "streamer",
+            DemoSide::HeapStreamer => "heap-streamer",
+            DemoSide::SharedStreamer => "shared-streamer",
             DemoSide::UdpSender => "udp-sender",
             DemoSide::UdpReceiver => "udp-receiver",
         }

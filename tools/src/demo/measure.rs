@@ -112,14 +112,8 @@ pub fn run(link: Link, choice: &DeviceChoice, mut tell: impl FnMut(Event) -> Res
 }
 
 /// WRITE of 1 MiB messages as fast as they go: message size, path MTU, bytes per second.
-pub fn stream_write(link: Link, choice: &DeviceChoice) -> Result<(u32, u32, f64)> {
-    let shape = Shape {
-        working_set: WORKING_SET,
-        placement: Placement::Heap,
-        send_depth: DEPTH,
-        receive_depth: RECEIVE_DEPTH,
-        inline: 0,
-    };
+pub fn stream_write(link: Link, choice: &DeviceChoice, placement: Placement) -> Result<(u32, u32, f64)> {
+    let shape = Shape { working_set: WORKING_SET, placement, send_depth: DEPTH, receive_depth: RECEIVE_DEPTH, inline: 0 };
     let mut initiator = Initiator::start(link, choice, shape)?;
     let plan = calibrate(&mut initiator, Operation::Write, Plan::streaming(STREAM_SIZE, 0, DEPTH, STREAM_IN_FLIGHT))?;
     let plan = Plan { iterations: plan.iterations * STREAM_SLICES, ..plan };

@@ -80,7 +80,7 @@ pub struct RateRow {
 /// One way of moving bytes over the wire of the test.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WireRow {
-    /// `write`, or the program that it is compared with.
+    /// `write_heap`, `write_shared`, or what these are compared with.
     pub what: String,
     /// Bytes per message.
     pub size_bytes: u32,
@@ -88,9 +88,12 @@ pub struct WireRow {
     pub mtu_bytes: u32,
     /// 10^9 payload bytes per second that arrived.
     pub gbytes_per_sec: f64,
-    /// WRITE divided by this.
+    /// This divided by plain UDP with segmentation offload; only for WRITE.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub write_ratio: Option<f64>,
+    pub ratio_udp: Option<f64>,
+    /// This divided by TCP; only for WRITE, and where iperf3 is installed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ratio_tcp: Option<f64>,
 }
 
 impl Report {
@@ -136,13 +139,18 @@ impl Report {
                     row.size_bytes.to_string(),
                     row.mtu_bytes.to_string(),
                     format!("{:.2}", row.gbytes_per_sec),
-                    row.write_ratio.map_or(String::new(), |ratio| format!("{ratio:.2}")),
+                    ratio(row.ratio_udp),
+                    ratio(row.ratio_tcp),
                 ]
             });
-            text += &table(["WHAT", "#bytes", "packet", "BW average[GB/sec]", "WRITE / this"], rows, &[1, 2, 3, 4]);
+            text += &table(["WHAT", "#bytes", "packet", "BW average[GB/sec]", "of UDP", "of TCP"], rows, &[1, 2, 3, 4, 5]);
         }
         text
     }
+}
+
+fn ratio(ratio: Option<f64>) -> String {
+    ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"))
 }
 
 fn name(operation: Operation) -> &'static str {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result};
 use perftest::Link;
-use perftest::verbs::DeviceChoice;
+use perftest::verbs::{DeviceChoice, Placement};
 use serde::{Deserialize, Serialize};
 
 use super::report::Report;
@@ -56,8 +56,10 @@ pub fn carry_out(side: DemoSide) -> Result<()> {
             let report = measure::run(Link::initiator_on(stream)?, &choice, |event| tell(&event))?;
             tell(&Event::Report(Box::new(report)))
         }
-        DemoSide::Streamer => {
-            let (size_bytes, mtu_bytes, bytes_per_sec) = measure::stream_write(Link::initiator_on(stream)?, &choice)?;
+        DemoSide::HeapStreamer | DemoSide::SharedStreamer => {
+            let placement = if side == DemoSide::HeapStreamer { Placement::Heap } else { Placement::Shared };
+            let link = Link::initiator_on(stream)?;
+            let (size_bytes, mtu_bytes, bytes_per_sec) = measure::stream_write(link, &choice, placement)?;
             tell(&Event::Write { size_bytes, mtu_bytes, bytes_per_sec })
         }
         DemoSide::UdpSender => udp::send(Link::target_on(stream)?),

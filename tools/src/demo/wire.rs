@@ -27,6 +27,8 @@ use crate::place::Place;
 /// Addresses of the two hosts. Their namespaces have no others.
 pub const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
 const ROUNDS: usize = 5;
+/// The kinds of memory that are written from and to, with the names of their rows.
+const STREAMERS: [(DemoSide, &str); 2] = [(DemoSide::HeapStreamer, "write_heap"), (DemoSide::SharedStreamer, "write_shared")];
 const LINK_MTU: u32 = 9000;
 /// Time for a new interface to come up and for the daemon to see it.
 const LINK_START: Duration = Duration::from_secs(5);
@@ -60,15 +62,17 @@ pub fn measure(dir: &Path) -> Result<Vec<WireRow>> {
     if !iperf {
         eprintln!("iperf3 is not installed: TCP is left out of the comparison");
     }
-    let (mut writes, mut udps, mut tcps) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut writes, mut udps, mut tcps) = ([const { Vec::new() }; STREAMERS.len()], Vec::new(), Vec::new());
     let (mut size_bytes, mut mtu_bytes) = (0, 0);
     for _ in 0..ROUNDS {
-        match pair([DemoSide::Streamer, DemoSide::Target])? {
-            Event::Write { size_bytes: size, mtu_bytes: mtu, bytes_per_sec } => {
-                (size_bytes, mtu_bytes) = (size, mtu);
-                writes.push(bytes_per_sec);
+        for ((side, _), rates) in STREAMERS.into_iter().zip(&mut writes) {
+            match pair([side, DemoSide::Target])? {
+                Event::Write { size_bytes: size, mtu_bytes: mtu, bytes_per_sec } => {
+                    (size_bytes, mtu_bytes) = (size, mtu);
+                    rates.push(bytes_per_sec);
+                }
+                other => bail!("the streamer of the demo reported {other:?}"),
             }
-            other => bail!("the streamer of the demo reported {other:?}"),
         }
         match pair([DemoSide::UdpReceiver, DemoSide::UdpSender])? {
             Event::Udp { bytes_per_sec } => udps.push(bytes_per_sec),
@@ -78,17 +82,25 @@ pub fn measure(dir: &Path) -> Result<Vec<WireRow>> {
             tcps.push(hosts.iperf()?);
         }
     }
-    let row = |what: &str, size_bytes, mtu_bytes, rates: &mut Vec<f64>, compare| {
-        let mut ratios: Vec<f64> = writes.iter().zip(rates.iter()).map(|(write, rate)| write / rate).collect();
-        let write_ratio = if compare { Some(median(&mut ratios)) } else { None };
-        WireRow { what: what.to_owned(), size_bytes, mtu_bytes, gbytes_per_sec: median(rates) / 1e9, write_ratio }
+    let row = |what: &str, size_bytes, mtu_bytes, rates: &[f64]| WireRow {
+        what: what.to_owned(),
+        size_bytes,
+        mtu_bytes,
+        gbytes_per_sec: median(&mut rates.to_vec()) / 1e9,
+        ratio_udp: None,
+        ratio_tcp: None,
     };
-    let mut rows = vec![row("write", size_bytes, mtu_bytes, &mut writes.clone(), false)];
+    let mut rows = Vec::new();
+    for ((_, what), rates) in STREAMERS.into_iter().zip(&writes) {
+        let ratio = |peers: &[f64]| median(&mut rates.iter().zip(peers).map(|(write, peer)| write / peer).collect::<Vec<_>>());
+        let ratio_tcp = iperf.then(|| ratio(&tcps));
+        rows.push(WireRow { ratio_udp: Some(ratio(&udps)), ratio_tcp, ..row(what, size_bytes, mtu_bytes, rates) });
+    }
     let burst = u32::try_from(super::udp::BURST).unwrap_or(u32::MAX);
     let segment = u32::try_from(super::udp::SEGMENT).unwrap_or(u32::MAX);
-    rows.push(row("udp_segmentation_offload", burst, segment, &mut udps, true));
+    rows.push(row("udp_segmentation_offload", burst, segment, &udps));
     if iperf {
-        rows.push(row("iperf3_tcp", 128 << 10, LINK_MTU, &mut tcps, true));
+        rows.push(row("iperf3_tcp", 128 << 10, LINK_MTU, &tcps));
     }
     Ok(rows)
 }
