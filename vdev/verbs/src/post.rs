@@ -13,7 +13,7 @@ use crate::memory::Sources;
 use crate::qp::Qp;
 use core::ffi::c_int;
 use core::{iter, slice};
-use vdev_abi::layout::{RecvEntry, SendEntry, Sge};
+use vdev_abi::layout::{RecvEntry, STAGING_LKEY, SendEntry, Sge};
 use vdev_abi::queue::{FLAG_INLINE, RingProducer};
 
 const INVALID: Errno = Errno(libc::EINVAL);
@@ -107,8 +107,11 @@ unsafe fn buffers<'a>(list: *const ibv_sge, count: c_int, max: u32) -> Result<&'
     Ok(unsafe { slice::from_raw_parts(list, count as usize) })
 }
 
+/// The staging key means something only between this library and the daemon, which takes it elsewhere for a broken client. From a
+/// program it is a key of nothing, and becomes one: the request then ends with a protection error, as for any wrong key.
 fn sge(buffer: &ibv_sge) -> Sge {
-    Sge { addr: buffer.addr, length: buffer.length, lkey: buffer.lkey }
+    let lkey = if buffer.lkey == STAGING_LKEY { 0 } else { buffer.lkey };
+    Sge { addr: buffer.addr, length: buffer.length, lkey }
 }
 
 /// # Safety
@@ -248,6 +251,12 @@ mod tests {
             qp_type: [0; 2],
             bind_mw: [0; 6],
         }
+    }
+
+    #[test]
+    fn programs_cannot_name_the_staging_buffer() {
+        let of = |lkey| sge(&ibv_sge { addr: 1, length: 2, lkey }).lkey;
+        assert_eq!((of(STAGING_LKEY), of(STAGING_LKEY - 1)), (0, STAGING_LKEY - 1));
     }
 
     #[test]
