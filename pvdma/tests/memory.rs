@@ -51,7 +51,7 @@ fn may_lock(bytes: u64) -> bool {
     cache.map(guest.flat(bytes)).expect("free");
     match cache.pin(NOW, range(0, bytes), READ_WRITE) {
         Err(PinError::Pinner { source, .. }) if source.limit => {
-            println!("SKIP memory cannot be locked here: {source}");
+            skip::skip(&format!("memory cannot be locked here: {source}"));
             false
         }
         pinned => {

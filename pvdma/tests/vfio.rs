@@ -76,7 +76,7 @@ fn block(at: u64) -> GpaRange {
 #[test]
 fn a_device_reaches_what_is_pinned_and_nothing_else() {
     let Some(path) = std::env::var_os("PVDMA_VFIO_DEVICE").map(PathBuf::from) else {
-        println!("SKIP PVDMA_VFIO_DEVICE names no device for VFIO: tests/vfio_guest boots a machine that has one");
+        skip::skip("PVDMA_VFIO_DEVICE names no device for VFIO: tests/vfio_guest boots a machine that has one");
         return;
     };
     let container = Arc::new(VfioContainer::new(None).expect("VFIO type 1"));

@@ -2,7 +2,6 @@
 //! directory is named by `VRDMA_TEST_DATA` (with `wan/` and `coflow/` inside); without it these tests say that they skip.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::PathBuf;
 use terra::id::{LinkId, SiteId};
 use terra::min_cct::{Effort, Solver, demands};
@@ -22,14 +21,7 @@ fn data(name: &str) -> Option<String> {
         Some(Err(error)) => format!("{name}: {error}"),
         None => "VRDMA_TEST_DATA names no directory with the public traces".to_owned(),
     };
-    let test = std::thread::current().name().unwrap_or("test").to_owned();
-    let line = format!("SKIP {test}: {reason}\n");
-    // Not `eprintln!`, which the test runner hides when a test passes.
-    let _ = std::io::stderr().write_all(line.as_bytes());
-    if let Some(log) = std::env::var_os("VRDMA_SKIP_LOG") {
-        let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
-        file.and_then(|mut file| file.write_all(line.as_bytes())).expect("VRDMA_SKIP_LOG can be written");
-    }
+    skip::skip(&reason);
     None
 }
 

@@ -15,7 +15,6 @@ pub mod matrix;
 mod netns;
 mod program;
 mod raw_peer;
-mod skip;
 mod streams;
 pub mod verbs;
 

@@ -13,7 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("vdev-verbs", &["vdev-abi"]),
     ("vdev", &["rnic", "emtt", "roce", "vdev-abi"]),
 ];
-/// Crates that may use any other, and that no other may use.
+/// Crates that may use any other, and that no other may use (`skip` is for the tests of all).
 const ON_TOP: &[&str] = &["tools", "perftest", "tests"];
 /// The protocol core: no I/O, no unsafe code, no standard library.
 const CORE: &[&str] = &["roce", "emtt", "rnic"];

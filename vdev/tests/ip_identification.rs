@@ -63,7 +63,7 @@ fn identification_counts_up_within_a_burst() {
     // A thread has its own network namespace; the rest of this process keeps its own.
     std::thread::spawn(|| {
         if let Err(reason) = prepare() {
-            println!("SKIP identification_counts_up_within_a_burst: {reason}");
+            skip::skip(&format!("identification of IPv4 packets: {reason}"));
             return;
         }
         let capture = Capture::new();

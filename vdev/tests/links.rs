@@ -29,7 +29,7 @@ fn event(raw: &Raw) -> (u32, u64) {
 fn port_goes_down_and_comes_back_with_the_interface() {
     // Before any thread of the daemon exists, so that all of them live there.
     if unshare(CloneFlags::CLONE_NEWNET).is_err() || !ip("link set lo up mtu 9000") {
-        eprintln!("SKIP: needs the right to make a network namespace, and the program ip");
+        skip::skip("needs the right to make a network namespace, and the program ip");
         return;
     }
     assert!(ip("addr add 203.0.113.1/32 dev lo"));

@@ -1,4 +1,5 @@
-//! Skipping, loudly: one line per skipped test on standard error, and one in the file named by `VRDMA_SKIP_LOG`.
+//! Skipping a test, loudly: one line per skipped test on standard error, and one in the file named by `VRDMA_SKIP_LOG`, where
+//! `./test` counts it. For the tests of every crate of the workspace; never part of the product.
 
 use std::fs::OpenOptions;
 use std::io::Write;
