@@ -143,7 +143,7 @@ fn initiate(args: &Args, host: &str, choice: &DeviceChoice) -> Result<()> {
     for size in sizes {
         let row = match args.metric {
             Metric::Bw => {
-                let plan = Plan { size, iterations: args.iters, window: args.depth, list: args.list };
+                let plan = Plan { size, iterations: args.iters, window: args.depth, list: args.list, naps: false };
                 Row::Bandwidth(bandwidth::run(&mut initiator, operation, plan)?)
             }
             Metric::Lat => Row::Latency(latency::run(&mut initiator, operation, size, args.iters)?),

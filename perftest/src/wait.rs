@@ -16,10 +16,14 @@ const ENOUGH_CORES: usize = 4;
 /// core, and only after we have left when it needs ours. Measured on two cores, where 16 and 32 are both half as slow again.
 const LOOKS: u32 = 24;
 
+/// Pause between looks of a wait that naps: shorter than long messages take.
+const NAP: Duration = Duration::from_micros(50);
+
 /// Counts looks that found nothing.
 #[derive(Clone, Debug)]
 pub struct Wait {
     looks_before_yield: u32,
+    naps: bool,
     looks: u32,
     since: Option<Instant>,
 }
@@ -28,12 +32,17 @@ impl Wait {
     /// For polling memory: yields the core after a few looks if there are few cores.
     pub fn for_memory() -> Wait {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Wait { looks_before_yield: if cores < ENOUGH_CORES { LOOKS } else { u32::MAX }, looks: 0, since: None }
+        Wait { looks_before_yield: if cores < ENOUGH_CORES { LOOKS } else { u32::MAX }, naps: false, looks: 0, since: None }
+    }
+
+    /// For polling a completion queue of long messages without keeping a core.
+    pub fn with_naps() -> Wait {
+        Wait { naps: true, ..Wait::for_completions() }
     }
 
     /// For polling a completion queue: a software device's library yields by itself, and hardware needs no core.
     pub fn for_completions() -> Wait {
-        Wait { looks_before_yield: u32::MAX, looks: 0, since: None }
+        Wait { looks_before_yield: u32::MAX, naps: false, looks: 0, since: None }
     }
 
     /// There was something.
@@ -48,10 +57,12 @@ impl Wait {
         if self.looks.is_multiple_of(self.looks_before_yield) {
             // SAFETY: no arguments, no memory.
             unsafe { libc::sched_yield() };
+        } else if self.naps {
+            std::thread::sleep(NAP);
         } else {
             std::hint::spin_loop();
         }
-        if self.looks.is_multiple_of(CLOCK_EVERY) {
+        if self.naps || self.looks.is_multiple_of(CLOCK_EVERY) {
             let now = Instant::now();
             if now.duration_since(*self.since.get_or_insert(now)) > LIMIT {
                 return Err(Stalled);

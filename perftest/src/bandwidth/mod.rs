@@ -26,13 +26,16 @@ pub struct Plan {
     pub window: u32,
     /// Requests posted by one call.
     pub list: u32,
+    /// Whether to sleep for a moment between looks for completions. For long messages where cores are few: the thread is out of
+    /// the way, and the daemons of both ends have a core each.
+    pub naps: bool,
 }
 
 impl Plan {
     /// One request per call and as many outstanding as make `bytes` in flight, 2 to `depth`.
     pub fn streaming(size: u32, iterations: u64, depth: u32, bytes: usize) -> Plan {
         let fit = u32::try_from(bytes / (size as usize).max(1)).unwrap_or(u32::MAX);
-        Plan { size, iterations, window: fit.clamp(2, depth.max(2)), list: 1 }
+        Plan { size, iterations, window: fit.clamp(2, depth.max(2)), list: 1, naps: false }
     }
 }
 
@@ -86,7 +89,7 @@ fn stream(initiator: &mut Initiator, operation: Operation, plan: Plan) -> Result
     let (qp, mr) = initiator.endpoint.parts();
     let cq = qp.cq().clone();
     let remote_set = usize::try_from(remote.length).unwrap_or(usize::MAX);
-    let mut wait = Wait::for_completions();
+    let mut wait = if plan.naps { Wait::with_naps() } else { Wait::for_completions() };
     let mut peak = Peak::new(iterations);
     let (mut posted, mut completed) = (0, 0);
     let start = Instant::now();

@@ -100,7 +100,7 @@ pub fn run(link: Link, choice: &DeviceChoice, mut tell: impl FnMut(Event) -> Res
     initiator.reshape(shape(Placement::Heap, RATE_DEPTH))?;
     for op in OPERATIONS {
         step("message rate".to_owned())?;
-        let plan = Plan { size: RATE_SIZE, iterations: 0, window: RATE_DEPTH, list: RATE_LIST };
+        let plan = Plan { size: RATE_SIZE, iterations: 0, window: RATE_DEPTH, list: RATE_LIST, naps: false };
         let plan = calibrate(&mut initiator, op, plan)?;
         let mut rates = Vec::new();
         for _ in 0..RATE_ROUNDS {
@@ -116,7 +116,8 @@ pub fn stream_write(link: Link, choice: &DeviceChoice, placement: Placement) -> 
     let shape = Shape { working_set: WORKING_SET, placement, send_depth: DEPTH, receive_depth: RECEIVE_DEPTH, inline: 0 };
     let mut initiator = Initiator::start(link, choice, shape)?;
     let plan = calibrate(&mut initiator, Operation::Write, Plan::streaming(STREAM_SIZE, 0, DEPTH, STREAM_IN_FLIGHT))?;
-    let plan = Plan { iterations: plan.iterations * STREAM_SLICES, ..plan };
+    let naps = std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 4);
+    let plan = Plan { iterations: plan.iterations * STREAM_SLICES, naps, ..plan };
     let result = bandwidth::run(&mut initiator, Operation::Write, plan)?;
     Ok((STREAM_SIZE, 128 << initiator.endpoint.mtu(), result.bytes_per_sec()))
 }
