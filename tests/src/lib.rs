@@ -4,7 +4,7 @@
 //! Everything started here ends when its value is dropped, also when the test panics. Nothing here knows how the product
 //! works inside: it is driven by its command line, its HTTP API and its environment, as a user would.
 //!
-//! A test that lacks something on this machine (root, a Debian package) says so with [`skip`], which prints one line
+//! A test that lacks something on this machine (root, a Debian package) says so with [`skip()`], which prints one line
 //! `SKIP test: reason` and counts it; `./test` installs what is missing and reports the count.
 
 mod built;
