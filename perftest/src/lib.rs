@@ -22,4 +22,4 @@ pub use endpoint::{Endpoint, Shape};
 pub use exchange::{Link, LinkError, PORT};
 pub use initiator::Initiator;
 pub use target::serve;
-pub use wait::{Stalled, Wait};
+pub use wait::{Stalled, Wait, cores_are_few};

@@ -19,6 +19,11 @@ const LOOKS: u32 = 24;
 /// Pause between looks of a wait that naps: shorter than long messages take.
 const NAP: Duration = Duration::from_micros(50);
 
+/// Whether both ends and a software device have to share cores.
+pub fn cores_are_few() -> bool {
+    !std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= ENOUGH_CORES)
+}
+
 /// Counts looks that found nothing.
 #[derive(Clone, Debug)]
 pub struct Wait {
@@ -31,8 +36,7 @@ pub struct Wait {
 impl Wait {
     /// For polling memory: yields the core after a few looks if there are few cores.
     pub fn for_memory() -> Wait {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Wait { looks_before_yield: if cores < ENOUGH_CORES { LOOKS } else { u32::MAX }, naps: false, looks: 0, since: None }
+        Wait { looks_before_yield: if cores_are_few() { LOOKS } else { u32::MAX }, naps: false, looks: 0, since: None }
     }
 
     /// For polling a completion queue of long messages without keeping a core.

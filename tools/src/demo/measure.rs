@@ -116,8 +116,7 @@ pub fn stream_write(link: Link, choice: &DeviceChoice, placement: Placement) -> 
     let shape = Shape { working_set: WORKING_SET, placement, send_depth: DEPTH, receive_depth: RECEIVE_DEPTH, inline: 0 };
     let mut initiator = Initiator::start(link, choice, shape)?;
     let plan = calibrate(&mut initiator, Operation::Write, Plan::streaming(STREAM_SIZE, 0, DEPTH, STREAM_IN_FLIGHT))?;
-    let naps = std::thread::available_parallelism().is_ok_and(|cores| cores.get() < 4);
-    let plan = Plan { iterations: plan.iterations * STREAM_SLICES, naps, ..plan };
+    let plan = Plan { iterations: plan.iterations * STREAM_SLICES, naps: perftest::cores_are_few(), ..plan };
     let result = bandwidth::run(&mut initiator, Operation::Write, plan)?;
     Ok((STREAM_SIZE, 128 << initiator.endpoint.mtu(), result.bytes_per_sec()))
 }

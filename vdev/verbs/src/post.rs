@@ -13,6 +13,7 @@ use crate::memory::Sources;
 use crate::qp::Qp;
 use core::ffi::c_int;
 use core::{iter, slice};
+use std::sync::Mutex;
 use vdev_abi::layout::{RecvEntry, STAGING_LKEY, SendEntry, Sge};
 use vdev_abi::queue::{FLAG_INLINE, RingProducer};
 
@@ -25,35 +26,13 @@ const INVALID: Errno = Errno(libc::EINVAL);
 pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: per contract.
     let (ours, context) = unsafe { (Qp::of(qp), Context::of((*qp).context)) };
-    let mut next = wr;
-    let mut result = context.check().and(if ours.may_send() { Ok(()) } else { Err(INVALID) });
-    if result.is_ok() {
-        let mut ring = lock(&ours.send().ring);
-        let before = ring.produced();
+    let allowed = context.check().and(if ours.may_send() { Ok(()) } else { Err(INVALID) });
+    let push = |ring: &mut RingProducer, request: &ibv_send_wr| {
         // SAFETY: per contract, the chain is valid.
-        while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: as above.
-            result = unsafe { push_send(context, ours, &mut ring, request) };
-            if result.is_err() {
-                break;
-            }
-            next = request.next;
-        }
-        if ring.produced() != before {
-            ring.publish(ours.map());
-            drop(ring);
-            context.ring(ours.slot());
-        }
-    }
-    match result {
-        Ok(()) => 0,
-        Err(Errno(errno)) => {
-            // SAFETY: per contract.
-            unsafe { bad_wr.write(next) };
-            set_errno(errno);
-            errno
-        }
-    }
+        unsafe { push_send(context, ours, ring, request) }.map(|()| request.next)
+    };
+    // SAFETY: per contract.
+    unsafe { post_chain(context, ours, allowed, &ours.send().ring, wr, bad_wr, push) }
 }
 
 /// Posts a chain of receive requests; called through the context.
@@ -63,24 +42,47 @@ pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr
 pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: per contract.
     let (ours, context) = unsafe { (Qp::of(qp), Context::of((*qp).context)) };
-    let mut next = wr;
-    let mut result = context.check().and(if ours.may_receive() { Ok(()) } else { Err(INVALID) });
+    let allowed = context.check().and(if ours.may_receive() { Ok(()) } else { Err(INVALID) });
+    let push = |ring: &mut RingProducer, request: &ibv_recv_wr| {
+        // SAFETY: per contract, the chain is valid.
+        unsafe { push_recv(ours, ring, request) }.map(|()| request.next)
+    };
+    // SAFETY: per contract.
+    unsafe { post_chain(context, ours, allowed, &ours.recv().ring, wr, bad_wr, push) }
+}
+
+/// Writes the requests of a chain to a ring until one is refused, and shows the daemon those written. `push` writes one and
+/// returns the next.
+///
+/// # Safety
+/// The chain that starts at `next` is valid, and `bad_wr` writable.
+unsafe fn post_chain<Request>(
+    context: &Context,
+    qp: &Qp,
+    allowed: Result<(), Errno>,
+    ring: &Mutex<RingProducer>,
+    mut next: *mut Request,
+    bad_wr: *mut *mut Request,
+    push: impl Fn(&mut RingProducer, &Request) -> Result<*mut Request, Errno>,
+) -> c_int {
+    let mut result = allowed;
     if result.is_ok() {
-        let mut ring = lock(&ours.recv().ring);
+        let mut ring = lock(ring);
         let before = ring.produced();
         // SAFETY: per contract, the chain is valid.
         while let Some(request) = unsafe { next.as_ref() } {
-            // SAFETY: as above.
-            result = unsafe { push_recv(ours, &mut ring, request) };
-            if result.is_err() {
-                break;
+            match push(&mut ring, request) {
+                Ok(following) => next = following,
+                Err(errno) => {
+                    result = Err(errno);
+                    break;
+                }
             }
-            next = request.next;
         }
         if ring.produced() != before {
-            ring.publish(ours.map());
+            ring.publish(qp.map());
             drop(ring);
-            context.ring(ours.slot());
+            context.ring(qp.slot());
         }
     }
     match result {
