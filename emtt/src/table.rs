@@ -4,10 +4,13 @@
 //! again. Slots wait in a queue before they are used again, so that a key that was removed stays invalid for at least
 //! [`QUARANTINE`] x 4096 registrations, as long as the table is not nearly full. Variants start at a seeded random value,
 //! so keys can neither be counted up nor are they the same in two runs.
+//!
+//! A driver that chooses keys itself, as a virtual machine's does, has its regions inserted under names: a name is a key
+//! within one protection domain only, and a region that has one is found by nothing else.
 
 use crate::region::{Region, Segments};
 use crate::{Access, PdId, Segment};
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 const VARIANT_BITS: u32 = 12;
@@ -54,6 +57,9 @@ pub enum TableError {
     /// There is no region with this key.
     #[error("no region has key {0:#010x}")]
     NotFound(u32),
+    /// The protection domain has a region of this name.
+    #[error("the protection domain has a region named {0:#010x}")]
+    NameTaken(u32),
 }
 
 /// Why a range may not be accessed. To the peer all of these are a remote access error, to the owner a local protection
@@ -85,12 +91,16 @@ struct Slot {
     /// What the variant advances by; odd, so that all 4096 variants come before one repeats.
     step: u32,
     region: Option<Region>,
+    /// What the region is called within its protection domain, if it was given a name.
+    name: Option<u32>,
 }
 
 /// Memory keys and their regions.
 pub struct Table {
     slots: Vec<Slot>,
     free: VecDeque<u32>,
+    /// Key of each region that has a name.
+    named: BTreeMap<(PdId, u32), u32>,
     /// State of the generator that variants start from.
     random: u64,
 }
@@ -98,7 +108,7 @@ pub struct Table {
 impl Table {
     /// An empty table. Tables with the same seed and the same calls give the same keys.
     pub fn new(seed: u64) -> Table {
-        Table { slots: Vec::new(), free: VecDeque::new(), random: seed }
+        Table { slots: Vec::new(), free: VecDeque::new(), named: BTreeMap::new(), random: seed }
     }
 
     /// Number of regions.
@@ -124,6 +134,30 @@ impl Table {
         Ok(slot.key)
     }
 
+    /// Adds a region as [`Self::insert`] does, but requests of its protection domain name it `name`, and only so. The key
+    /// returned serves [`Self::get`] and [`Self::remove`].
+    ///
+    /// # Errors
+    /// See [`TableError`].
+    pub fn insert_named(&mut self, init: RegionInit, name: u32) -> Result<u32, TableError> {
+        let at = (init.pd, name);
+        if self.named.contains_key(&at) {
+            return Err(TableError::NameTaken(name));
+        }
+        let key = self.insert(init)?;
+        self.slots[slot_of(key)].name = Some(name);
+        self.named.insert(at, key);
+        Ok(key)
+    }
+
+    /// The key of the region that requests of this protection domain call `key`; `None` if there is none.
+    pub fn resolve(&self, pd: PdId, key: u32) -> Option<u32> {
+        match self.slots.get(slot_of(key)) {
+            Some(Slot { key: own, region: Some(region), name: None, .. }) if *own == key && region.pd() == pd => Some(key),
+            _ => self.named.get(&(pd, key)).copied(),
+        }
+    }
+
     /// Removes a region; its key is invalid from here on.
     ///
     /// # Errors
@@ -132,7 +166,10 @@ impl Table {
         let index = slot_of(key);
         match self.slots.get_mut(index) {
             Some(slot) if slot.key == key && slot.region.is_some() => {
-                slot.region = None;
+                let region = slot.region.take();
+                if let (Some(region), Some(name)) = (region, slot.name.take()) {
+                    self.named.remove(&(region.pd(), name));
+                }
                 slot.key = next_key(slot.key, slot.step);
                 self.free.push_back(key >> VARIANT_BITS);
                 Ok(())
@@ -155,14 +192,25 @@ impl Table {
     /// See [`TranslateError`]; key, protection domain, rights and bounds are checked in this order.
     #[inline]
     pub fn translate(&self, key: u32, pd: PdId, addr: u64, len: u64, needs: Access) -> Result<Segments<'_>, TranslateError> {
-        let region = self.get(key).ok_or(TranslateError::Key(key))?;
-        if region.pd() != pd {
-            return Err(TranslateError::Pd(region.pd()));
-        }
+        let region = match self.slots.get(slot_of(key)) {
+            Some(Slot { key: own, region: Some(region), name: None, .. }) if *own == key && region.pd() == pd => region,
+            _ => self.named_or_why(key, pd)?,
+        };
         if !region.access().contains(needs) {
             return Err(TranslateError::Access(needs.difference(region.access())));
         }
         region.segments(addr, len).ok_or(TranslateError::Bounds { addr, len })
+    }
+
+    /// Off the usual way: a region by its name, or why there is none.
+    fn named_or_why(&self, key: u32, pd: PdId) -> Result<&Region, TranslateError> {
+        if let Some(region) = self.named.get(&(pd, key)).and_then(|key| self.get(*key)) {
+            return Ok(region);
+        }
+        match self.get(key) {
+            Some(region) if region.pd() != pd => Err(TranslateError::Pd(region.pd())),
+            _ => Err(TranslateError::Key(key)),
+        }
     }
 
     /// A free slot whose key has not been in use for long.
@@ -174,7 +222,7 @@ impl Table {
         let random = self.next_random();
         let step = random as u32 | 1;
         let first = (index as u32) << VARIANT_BITS | (random >> 32) as u32 & VARIANT_MASK;
-        self.slots.push(Slot { key: unreserved(first, step), step, region: None });
+        self.slots.push(Slot { key: unreserved(first, step), step, region: None, name: None });
         Ok(index)
     }
 

@@ -1,12 +1,12 @@
 //! Control calls: protection domains, regions, completion queues and queue pairs. Every call either succeeds or changes nothing.
 
-use crate::attr::{QpAttr, QpAttrMask, QpCaps, QpInit, QpType};
+use crate::attr::{QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
 use crate::cq::Cq;
 use crate::device::{Pd, device_of};
 use crate::error::ControlError;
 use crate::event::AsyncEvent;
 use crate::limits;
-use crate::qp::{Qp, state};
+use crate::qp::{Path, Qp, state};
 use crate::rnic::Rnic;
 use crate::work::{CqId, DeviceId, PdId};
 use alloc::boxed::Box;
@@ -67,14 +67,33 @@ impl Rnic {
     /// `NotFound` for the PD; `Invalid` for remote write or atomic access without local write, for no bytes, or for a range that
     /// wraps; `Limit`.
     pub fn reg_mr(&mut self, pd: PdId, init: MrInit) -> Result<Mr, ControlError> {
+        self.reg_mr_with(pd, init, None)
+    }
+
+    /// Registers memory under a key that the device's driver has chosen; it counts within the PD alone. The keys returned are
+    /// for [`Self::dereg_mr`] only.
+    ///
+    /// # Errors
+    /// As [`Self::reg_mr`]; `Invalid` if the PD has a region with this key.
+    pub fn reg_mr_named(&mut self, pd: PdId, init: MrInit, key: Rkey) -> Result<Mr, ControlError> {
+        self.reg_mr_with(pd, init, Some(key))
+    }
+
+    fn reg_mr_with(&mut self, pd: PdId, init: MrInit, name: Option<Rkey>) -> Result<Mr, ControlError> {
         let entry = self.shared.pds.get_mut(pd.0).ok_or(ControlError::NotFound("protection domain"))?;
         let region = RegionInit { pd, iova: init.iova, access: init.access, runs: init.runs };
-        let key = self.shared.table.insert(region).map_err(|error| match error {
+        let table = &mut self.shared.table;
+        let inserted = match name {
+            None => table.insert(region),
+            Some(name) => table.insert_named(region, name.0),
+        };
+        let key = inserted.map_err(|error| match error {
             emtt::TableError::Access => ControlError::Invalid("remote write or atomic access needs local write access"),
             emtt::TableError::Empty => ControlError::Invalid("a region of 0 bytes cannot be registered"),
             emtt::TableError::Wraps => ControlError::Invalid("the region wraps around the end of its address space"),
             emtt::TableError::Full => ControlError::Limit("regions"),
             emtt::TableError::NotFound(_) => ControlError::NotFound("region"),
+            emtt::TableError::NameTaken(_) => ControlError::Invalid("the protection domain has a region with this key"),
         })?;
         entry.regions.insert(key);
         Ok(Mr { lkey: Lkey(key), rkey: Rkey(key) })
@@ -86,7 +105,7 @@ impl Rnic {
     /// `NotFound`, also if a peer's SEND with invalidate has ended it.
     pub fn dereg_mr(&mut self, lkey: Lkey) -> Result<(), ControlError> {
         let pd = self.shared.table.get(lkey.0).map(|region| region.pd()).ok_or(ControlError::NotFound("region"))?;
-        if self.shared.remove_region(pd, Rkey(lkey.0)) { Ok(()) } else { Err(ControlError::NotFound("region")) }
+        if self.shared.remove_region(pd, lkey.0) { Ok(()) } else { Err(ControlError::NotFound("region")) }
     }
 
     /// Makes a completion queue.
@@ -158,6 +177,37 @@ impl Rnic {
         Ok(Qpn::new(qpn))
     }
 
+    /// Gives a queue pair the number by which peers, and this device's packets, call it from now on: for a driver that chooses
+    /// numbers itself. Calls of this core go on to use `qpn`.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` if the queue pair has left RESET, has a number already, or another one of the device has this number.
+    pub fn number_qp(&mut self, qpn: Qpn, number: Qpn) -> Result<(), ControlError> {
+        let qp = self.qps.get_mut(qpn.get()).ok_or(ControlError::NotFound("queue pair"))?;
+        let device = self.shared.devices.get_mut(qp.device.0).ok_or(ControlError::NotFound("device"))?;
+        if qp.state != QpState::Reset || qp.number != qpn || device.qp_numbers.contains_key(&number) {
+            return Err(ControlError::Busy("the queue pair number"));
+        }
+        device.qp_numbers.insert(number, qpn);
+        qp.number = number;
+        Ok(())
+    }
+
+    /// The queue pair of this core to which requests of `qpn` go by the local path.
+    pub fn local_peer(&self, qpn: Qpn) -> Option<Qpn> {
+        let qp = self.qps.get(qpn.get())?;
+        match qp.path {
+            Path::Local(device) => Some(self.shared.queue_pair(device, qp.attr.dest_qpn)),
+            _ => None,
+        }
+    }
+
+    /// The queue pair that packets to a device call `number`, if there is one.
+    pub fn queue_pair(&self, device: DeviceId, number: Qpn) -> Option<Qpn> {
+        let qpn = self.shared.queue_pair(device, number);
+        self.qps.get(qpn.get()).filter(|qp| qp.device == device && qp.number == number).map(|_| qpn)
+    }
+
     /// Changes attributes and state, as `ibv_modify_qp(3)`: on an error nothing was changed.
     ///
     /// # Errors
@@ -186,6 +236,11 @@ impl Rnic {
     pub fn destroy_qp(&mut self, _now: Instant, qpn: Qpn) -> Result<(), ControlError> {
         let mut qp = self.qps.remove(qpn.get()).ok_or(ControlError::NotFound("queue pair"))?;
         self.shared.timers.forget(qpn, &mut qp.timer);
+        if qp.number != qpn
+            && let Some(device) = self.shared.devices.get_mut(qp.device.0)
+        {
+            device.qp_numbers.remove(&qp.number);
+        }
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(entry) = self.shared.cqs.get_mut(cq.0) {
                 entry.users -= 1;

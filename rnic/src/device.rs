@@ -7,6 +7,7 @@ use crate::event::AsyncEvent;
 use crate::limits;
 use crate::rnic::Rnic;
 use crate::work::{CqId, DeviceId, PdId};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use roce::{Gid, Instant, Mtu, Qpn};
 
@@ -17,6 +18,8 @@ pub(crate) struct Device {
     /// The port's largest path MTU; `None` while the port is down.
     pub port: Option<Mtu>,
     pub counters: Counters,
+    /// Queue pairs whose numbers the device's driver chose, by these numbers.
+    pub qp_numbers: BTreeMap<Qpn, Qpn>,
 }
 
 impl Rnic {
@@ -38,7 +41,8 @@ impl Rnic {
             }
         }
         let gids = init.gids.clone();
-        let device = Device { gids: init.gids, port: Some(init.mtu), counters: Counters::default() };
+        let device =
+            Device { gids: init.gids, port: Some(init.mtu), counters: Counters::default(), qp_numbers: BTreeMap::new() };
         let id = self.shared.devices.insert_with(|_| device).ok_or(ControlError::Limit("devices"))?;
         self.shared.gids.extend(gids.into_iter().map(|gid| (gid, DeviceId(id))));
         Ok(DeviceId(id))
@@ -84,6 +88,11 @@ impl Rnic {
             (Some(_), None) => self.shared.events.push_back(AsyncEvent::PortError(device)),
             _ => {}
         }
+    }
+
+    /// The port's largest path MTU; `None` while it is down, or without such a device.
+    pub fn port_mtu(&self, device: DeviceId) -> Option<Mtu> {
+        self.shared.devices.get(device.0)?.port
     }
 
     /// What the device counted; `None` if there is no such device.

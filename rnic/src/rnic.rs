@@ -113,8 +113,10 @@ impl Rnic {
         qp.rq.push(RecvWqe { wr_id: request.wr_id, length }, request.buffers);
         if qp.state == QpState::Err {
             qp.flush(&mut self.shared);
-        } else if core::mem::take(&mut qp.resp.starved_local_peer) {
-            let peer = qp.attr.dest_qpn;
+        } else if core::mem::take(&mut qp.resp.starved_local_peer)
+            && let Path::Local(device) = qp.path
+        {
+            let peer = self.shared.queue_pair(device, qp.attr.dest_qpn);
             self.wake_starved(peer);
         }
         Ok(())

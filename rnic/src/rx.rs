@@ -83,7 +83,8 @@ impl Receiver {
             shared.drops.bad_pkey += 1;
             return;
         }
-        let Some(qp) = qps.get(bth.dest_qpn.get()).filter(|qp| qp.device == self.device) else {
+        let qpn = shared.queue_pair(self.device, bth.dest_qpn);
+        let Some(qp) = qps.get(qpn.get()).filter(|qp| qp.device == self.device && qp.number == bth.dest_qpn) else {
             shared.drops.unknown_qp += 1;
             return;
         };
@@ -116,7 +117,6 @@ impl Receiver {
             counters.rcvd_bytes += packet.len() as u64;
             counters.rcvd_ecn += u64::from(bth.fecn || bth.becn);
         });
-        let qpn = bth.dest_qpn;
         if !self.continues_batch(scratch, qpn, bth.opcode.kind()) {
             self.write_batch(qps, shared, scratch, dma, bytes);
         }

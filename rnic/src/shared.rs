@@ -14,7 +14,7 @@ use crate::work::{Completion, CqId, DeviceId, PdId};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use emtt::{Segment, Table};
-use roce::{Gid, Psn, Rkey};
+use roce::{Gid, Psn, Qpn, Rkey};
 
 pub(crate) struct Shared {
     pub config: Config,
@@ -71,9 +71,21 @@ impl Shared {
     }
 
     /// Removes a region of this protection domain; false if there is none with this key.
-    pub fn remove_region(&mut self, pd: PdId, key: Rkey) -> bool {
+    pub fn remove_region(&mut self, pd: PdId, key: u32) -> bool {
         let Some(pd) = self.pds.get_mut(pd.0) else { return false };
-        pd.regions.remove(&key.0) && self.table.remove(key.0).is_ok()
+        pd.regions.remove(&key) && self.table.remove(key).is_ok()
+    }
+
+    /// Removes the region that peers call `key`; false if there is none.
+    pub fn invalidate(&mut self, pd: PdId, key: Rkey) -> bool {
+        self.table.resolve(pd, key.0).is_some_and(|key| self.remove_region(pd, key))
+    }
+
+    /// The queue pair that peers of a device call `number`: itself, unless the device's driver chose its number. The caller
+    /// checks that it exists and that [`crate::qp::Qp::number`] is `number`, so that it is found by nothing else.
+    #[inline]
+    pub fn queue_pair(&self, device: DeviceId, number: Qpn) -> Qpn {
+        self.devices.get(device.0).and_then(|device| device.qp_numbers.get(&number)).copied().unwrap_or(number)
     }
 }
 

@@ -96,12 +96,14 @@ impl Rnic {
             return Step::Stop;
         }
         qp.req.cursor.begun = index.wrapping_add(1);
-        let (device, dest, psn) = (qp.device, qp.attr.dest_qpn, qp.req.cursor.psn);
+        let (device, number, dest_number, psn) = (qp.device, qp.number, qp.attr.dest_qpn, qp.req.cursor.psn);
+        let dest = shared.queue_pair(peer_device, dest_number);
         let reachable = |peer: &&mut alloc::boxed::Box<Qp>| {
             peer.can_receive()
                 && peer.device == peer_device
                 && peer.path == Path::Local(device)
-                && peer.attr.dest_qpn == qpn
+                && peer.number == dest_number
+                && peer.attr.dest_qpn == number
                 && peer.resp.expected_psn == psn
                 // It was reset in the middle of a message.
                 && (moved == 0 || wqe.is_fetch() || peer.resp.message.is_some())

@@ -56,6 +56,8 @@ pub(crate) enum Wait {
 #[derive(Debug)]
 pub(crate) struct Qp {
     pub qpn: Qpn,
+    /// What peers call it: `qpn`, unless the device's driver chose a number.
+    pub number: Qpn,
     pub device: DeviceId,
     pub pd: PdId,
     pub send_cq: CqId,
@@ -83,6 +85,7 @@ impl Qp {
         let caps = init.caps;
         Qp {
             qpn,
+            number: qpn,
             device,
             pd,
             send_cq: init.send_cq,

@@ -195,7 +195,7 @@ impl Qp {
         let (imm, flags) = match (ending.imm, ending.invalidate) {
             (Some(imm), _) => (imm, CompletionFlags::WITH_IMM),
             (None, Some(key)) => {
-                if !shared.remove_region(self.pd, key) {
+                if !shared.invalidate(self.pd, key) {
                     let receive = Some((Status::LocalProtectionError, vendor_err::INVALIDATE));
                     return Err(Refusal::Nak { code: NakCode::RemoteAccessError, receive });
                 }
