@@ -71,44 +71,14 @@ impl Kind {
     }
 
     fn shape(self) -> Shape {
-        match self {
-            Self::BigBench => Shape {
-                coflows: (2, 8),
-                median_mb: 179.0,
-                sigma: 2.0,
-                largest_mb: 26e3,
-                tasks_median: 2.2,
-                tasks_sigma: 0.9,
-                gap_s: 5.7,
-            },
-            Self::TpcDs => Shape {
-                coflows: (3, 8),
-                median_mb: 750.0,
-                sigma: 1.5,
-                largest_mb: 22e3,
-                tasks_median: 2.0,
-                tasks_sigma: 0.7,
-                gap_s: 5.7,
-            },
-            Self::TpcH => Shape {
-                coflows: (2, 7),
-                median_mb: 1101.0,
-                sigma: 1.4,
-                largest_mb: 18e3,
-                tasks_median: 4.0,
-                tasks_sigma: 0.8,
-                gap_s: 5.7,
-            },
-            Self::Facebook => Shape {
-                coflows: (1, 1),
-                median_mb: 24.0,
-                sigma: 3.9,
-                largest_mb: 6.5e6,
-                tasks_median: 2.2,
-                tasks_sigma: 1.2,
-                gap_s: 6.9,
-            },
-        }
+        // Coflows; MB: median, sigma, largest; tasks: median, sigma; gap.
+        let (coflows, [median_mb, sigma, largest_mb], [tasks_median, tasks_sigma], gap_s) = match self {
+            Self::BigBench => ((2, 8), [179.0, 2.0, 26e3], [2.2, 0.9], 5.7),
+            Self::TpcDs => ((3, 8), [750.0, 1.5, 22e3], [2.0, 0.7], 5.7),
+            Self::TpcH => ((2, 7), [1101.0, 1.4, 18e3], [4.0, 0.8], 5.7),
+            Self::Facebook => ((1, 1), [24.0, 3.9, 6.5e6], [2.2, 1.2], 6.9),
+        };
+        Shape { coflows, median_mb, sigma, largest_mb, tasks_median, tasks_sigma, gap_s }
     }
 }
 

@@ -4,6 +4,7 @@
 //! time counts. That is how perftest counts too.
 
 pub mod atomic;
+mod ping_pong;
 pub mod read;
 pub mod send;
 pub mod write;

@@ -1,12 +1,11 @@
 //! `send lat`: SEND ping-pong. Each side waits for the completion of its receive.
 
-use std::time::Instant;
-
 use anyhow::{Result, ensure};
 
-use super::{Latency, check_size, second_place, warm_up};
+use super::ping_pong;
+use super::{Latency, check_size, second_place};
 use crate::endpoint::Endpoint;
-use crate::exchange::{Answer, Ask, Link};
+use crate::exchange::Link;
 use crate::initiator::Initiator;
 use crate::verbs::{Mr, Operation, Qp, Send};
 use crate::wait::Wait;
@@ -21,24 +20,8 @@ const SENT: u64 = 1 << 63;
 /// Measures.
 pub fn run(initiator: &mut Initiator, size: u32, iterations: u64) -> Result<Latency> {
     check_size(&initiator.endpoint, &initiator.remote, size)?;
-    let all = warm_up(iterations) + iterations;
-    let mut side = Side::new(&mut initiator.endpoint, size, all)?;
-    initiator.link.send(&Ask::PingPong { operation: Operation::Send, length: size, count: all })?;
-    initiator.link.expect(&Answer::Ready)?;
-    let mut latency = Latency::new(size)?;
-    let mut start = Instant::now();
-    for index in 0..all {
-        side.send(index)?;
-        side.await_message(index)?;
-        let now = Instant::now();
-        if index >= warm_up(iterations) {
-            latency.record((now - start) / 2);
-        }
-        start = now;
-    }
-    side.drain()?;
-    initiator.link.expect(&Answer::Done)?;
-    Ok(latency)
+    let mut side = Side::new(&mut initiator.endpoint, size, ping_pong::messages(iterations))?;
+    ping_pong::measure(&mut side, &mut initiator.link, Operation::Send, size, iterations)
 }
 
 /// The target's part.
@@ -46,12 +29,7 @@ pub(crate) fn answer(endpoint: &mut Endpoint, size: u32, count: u64, link: &mut 
     let room = endpoint.shape().working_set;
     ensure!(second_place(size) + size as usize <= room, "messages of {size} bytes do not fit into {room}");
     let mut side = Side::new(endpoint, size, count)?;
-    link.send(&Answer::Ready)?;
-    for index in 0..count {
-        side.await_message(index)?;
-        side.send(index)?;
-    }
-    side.drain()
+    ping_pong::answer(&mut side, link, count)
 }
 
 struct Side<'a> {
@@ -83,21 +61,6 @@ impl<'a> Side<'a> {
         Ok(())
     }
 
-    fn send(&mut self, index: u64) -> Result<()> {
-        let signaled = (index + 1).is_multiple_of(SIGNALED_EVERY);
-        let request = Send {
-            operation: Operation::Send,
-            wr_id: SENT | index,
-            offset: second_place(self.size),
-            length: self.size,
-            remote_addr: 0,
-            signaled,
-        };
-        self.qp.post(self.mr, 0, 1, |_| request)?;
-        self.unconfirmed += u64::from(signaled);
-        Ok(())
-    }
-
     fn take(&mut self) -> Result<()> {
         let cq = self.qp.cq().clone();
         let (received, unconfirmed) = (&mut self.received, &mut self.unconfirmed);
@@ -112,6 +75,23 @@ impl<'a> Side<'a> {
         } else {
             self.wait.found();
         }
+        Ok(())
+    }
+}
+
+impl ping_pong::Side for Side<'_> {
+    fn send(&mut self, index: u64) -> Result<()> {
+        let signaled = (index + 1).is_multiple_of(SIGNALED_EVERY);
+        let request = Send {
+            operation: Operation::Send,
+            wr_id: SENT | index,
+            offset: second_place(self.size),
+            length: self.size,
+            remote_addr: 0,
+            signaled,
+        };
+        self.qp.post(self.mr, 0, 1, |_| request)?;
+        self.unconfirmed += u64::from(signaled);
         Ok(())
     }
 

@@ -1,13 +1,13 @@
 //! `write lat`: WRITE ping-pong. Each side waits for the last byte of the other's message in its own memory.
 
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Latency, check_size, second_place, warm_up};
+use super::ping_pong;
+use super::{Latency, check_size, second_place};
 use crate::endpoint::Endpoint;
-use crate::exchange::{Answer, Ask, Link};
+use crate::exchange::Link;
 use crate::initiator::Initiator;
 use crate::verbs::{Mr, Operation, Qp, Remote, Send};
 use crate::wait::Wait;
@@ -18,36 +18,15 @@ const SIGNALED_EVERY: u64 = 16;
 /// Measures.
 pub fn run(initiator: &mut Initiator, size: u32, iterations: u64) -> Result<Latency> {
     check_size(&initiator.endpoint, &initiator.remote, size)?;
-    let all = warm_up(iterations) + iterations;
     let mut side = Side::new(&mut initiator.endpoint, initiator.remote, size);
-    initiator.link.send(&Ask::PingPong { operation: Operation::Write, length: size, count: all })?;
-    initiator.link.expect(&Answer::Ready)?;
-    let mut latency = Latency::new(size)?;
-    let mut start = Instant::now();
-    for index in 0..all {
-        side.write(index)?;
-        side.await_message(index)?;
-        let now = Instant::now();
-        if index >= warm_up(iterations) {
-            latency.record((now - start) / 2);
-        }
-        start = now;
-    }
-    side.drain()?;
-    initiator.link.expect(&Answer::Done)?;
-    Ok(latency)
+    ping_pong::measure(&mut side, &mut initiator.link, Operation::Write, size, iterations)
 }
 
 /// The target's part.
 pub(crate) fn answer(endpoint: &mut Endpoint, remote: &Remote, size: u32, count: u64, link: &mut Link) -> Result<()> {
     check_size(endpoint, remote, size)?;
     let mut side = Side::new(endpoint, *remote, size);
-    link.send(&Answer::Ready)?;
-    for index in 0..count {
-        side.await_message(index)?;
-        side.write(index)?;
-    }
-    side.drain()
+    ping_pong::answer(&mut side, link, count)
 }
 
 struct Side<'a> {
@@ -79,7 +58,22 @@ impl<'a> Side<'a> {
         unsafe { AtomicU8::from_ptr(self.mr.buffer().as_ptr().add(offset)) }
     }
 
-    fn write(&mut self, index: u64) -> Result<()> {
+    fn confirm(&mut self, left: u64) -> Result<()> {
+        let cq = self.qp.cq().clone();
+        let mut wait = Wait::for_completions();
+        while self.unconfirmed > left {
+            let count = cq.poll(|_| ())? as u64;
+            self.unconfirmed -= count.min(self.unconfirmed);
+            if count == 0 {
+                wait.nothing()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ping_pong::Side for Side<'_> {
+    fn send(&mut self, index: u64) -> Result<()> {
         let place = second_place(self.size);
         self.last_byte(place).store(Self::mark(index), Ordering::Release);
         let signaled = (index + 1).is_multiple_of(SIGNALED_EVERY);
@@ -105,19 +99,6 @@ impl<'a> Side<'a> {
             self.wait.nothing()?;
         }
         self.wait.found();
-        Ok(())
-    }
-
-    fn confirm(&mut self, left: u64) -> Result<()> {
-        let cq = self.qp.cq().clone();
-        let mut wait = Wait::for_completions();
-        while self.unconfirmed > left {
-            let count = cq.poll(|_| ())? as u64;
-            self.unconfirmed -= count.min(self.unconfirmed);
-            if count == 0 {
-                wait.nothing()?;
-            }
-        }
         Ok(())
     }
 
