@@ -434,6 +434,14 @@ impl Buffer {
         unsafe { self.start.add(offset).copy_to(bytes.as_mut_ptr(), len) };
         bytes
     }
+
+    /// Takes all pages away, as `munmap` does. The addresses stay reserved, so that nothing else comes to lie there.
+    pub fn take_away(&self) -> io::Result<()> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        // SAFETY: it replaces our own mapping; its bytes are only ever copied in and out, by whoever calls `read` or `write`.
+        let start = unsafe { libc::mmap(self.start.cast(), self.len, libc::PROT_NONE, flags, -1, 0) };
+        if start == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
 }
 
 impl Drop for Buffer {

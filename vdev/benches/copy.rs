@@ -7,8 +7,8 @@ use rnic::{Dma, Piece};
 use std::hint::black_box;
 use std::ptr::null_mut;
 use std::sync::Arc;
-use vdev::copy::Copier;
 use vdev::memory::{Memories, Peer, Process};
+use vdev_abi::copy::Copier;
 use vdev_abi::mapping::Mapping;
 
 const REGION: usize = 8 << 20;

@@ -9,11 +9,10 @@
 
 mod attr;
 mod control;
-pub mod copy;
 mod daemon;
 mod datapath;
 pub mod memory;
 pub mod port;
 mod sq;
 
-pub use daemon::{API_SOCKET, DEVICE_FOLDER, Daemon, DaemonConfig, StartError, run_until_signal};
+pub use daemon::{API_SOCKET, DEVICE_FOLDER, DEVICE_SOCKET, Daemon, DaemonConfig, StartError, run_until_signal};

@@ -2,13 +2,15 @@
 //!
 //! Two channels: a `SOCK_SEQPACKET` Unix socket for control calls ([`control`], one message each way per call, descriptors
 //! beside them) and sealed memfds for the data path ([`layout`] says what lies where, [`mapping`] reaches it, [`doorbell`] is how
-//! the daemon learns of work, [`queue`] and [`completion`] how entries are passed). The daemon treats every byte of both as
-//! hostile: it copies an entry once and checks the copy.
+//! the daemon learns of work, [`queue`] and [`completion`] how entries are passed, [`copy`] moves payload on either side). The
+//! daemon treats every byte of both as hostile: it copies an entry once and checks the copy.
 //!
 //! Built with `--cfg loom` only the index protocols remain, over loom's atomics, for the model test in `tests/loom.rs`.
 
 pub mod completion;
 pub mod control;
+#[cfg(not(loom))]
+pub mod copy;
 pub mod doorbell;
 pub mod layout;
 #[cfg(not(loom))]

@@ -9,6 +9,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::copy::{Copier, Fault};
 use crate::layout::{CompletionEntry, RecvEntry, SendEntry, Sge};
 
 /// Types that are plain bytes: no padding, no invalid bit pattern, aligned to 8 bytes or less, a multiple of 8 bytes long.
@@ -158,11 +159,14 @@ impl Mapping {
 
     /// Copies bytes in. For memory that the other side does not look at before an index says so.
     ///
+    /// # Errors
+    /// [`Fault`] when a page of the source is not there; bytes before it have been copied.
+    ///
     /// # Safety
-    /// `from` is readable for `len` bytes and does not overlap the mapping.
-    pub unsafe fn copy_in(&self, offset: usize, from: *const u8, len: usize) {
+    /// As [`Copier::copy`], for `len` bytes at `from`.
+    pub unsafe fn copy_in(&self, copier: Copier, offset: usize, from: *const u8, len: usize) -> Result<(), Fault> {
         // SAFETY: the target is in bounds (`at`); the caller vouches for the source.
-        unsafe { core::ptr::copy_nonoverlapping(from, self.at(offset, len, 1), len) };
+        unsafe { copier.copy(self.at(offset, len, 1), from, len) }
     }
 
     /// Copies bytes out; if the other side writes meanwhile, the copy may be a mixture.
@@ -194,7 +198,7 @@ mod tests {
         theirs.u32_at(8188).store(5, Ordering::Relaxed);
         assert_eq!(ours.u32_at(8188).load(Ordering::Relaxed), 5);
         // SAFETY: the source is a live array elsewhere.
-        unsafe { ours.copy_in(3, b"abc".as_ptr(), 3) };
+        unsafe { ours.copy_in(Copier::new(), 3, b"abc".as_ptr(), 3) }.unwrap();
         let mut copy = [0; 3];
         theirs.copy_out(3, &mut copy);
         assert_eq!(&copy, b"abc");

@@ -128,6 +128,11 @@ impl RingProducer {
         at + len
     }
 
+    /// Takes the entry written last back. It has not been published.
+    pub fn take_back(&mut self) {
+        self.produced = self.produced.wrapping_sub(1);
+    }
+
     /// Shows the daemon all entries written so far. The doorbell is rung after this.
     pub fn publish(&self, map: &Mapping) {
         map.u32_at(self.ring.producer_at).store(self.produced, Ordering::Release);
@@ -305,7 +310,7 @@ mod tests {
             let inline = SendEntry { wr_id: round, flags: FLAG_INLINE, inline_len: 100, num_sge: 9, ..SendEntry::default() };
             let at = producer.push_send(&map, &inline, std::iter::empty());
             // SAFETY: the source is a live array elsewhere.
-            unsafe { map.copy_in(at, [7u8; 100].as_ptr(), 100) };
+            unsafe { map.copy_in(crate::copy::Copier::new(), at, [7u8; 100].as_ptr(), 100) }.unwrap();
             assert_eq!(consumer.refresh(&map), Ok(0), "nothing is published yet");
             producer.publish(&map);
             assert_eq!(consumer.refresh(&map), Ok(2));

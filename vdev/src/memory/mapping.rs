@@ -21,7 +21,7 @@ const MAX_MAPPINGS: usize = 1024;
 const MAX_BYTES: usize = 1 << 42;
 
 /// One mapped range of one shared object. The client may shrink the object at any time: accesses go through
-/// [`crate::copy::Copier`] or the kernel only.
+/// [`vdev_abi::copy::Copier`] or the kernel only.
 #[derive(Debug)]
 pub struct SharedMapping {
     base: NonNull<u8>,

@@ -8,10 +8,10 @@ use super::batch::Batch;
 use super::mapping::SharedMapping;
 use super::process::{Direction, Process, Stopped};
 use super::slab::{Memory, Slab};
-use crate::copy::Copier;
 use emtt::{MemId, Owner, Segment};
 use rnic::{AtomicOp, Dma, DmaError, Piece};
 use std::sync::Arc;
+use vdev_abi::copy::Copier;
 use vdev_abi::mapping::Mapping;
 
 /// Bytes per step of a copy between processes: both steps together stay in the second-level cache.
@@ -328,7 +328,13 @@ impl Dma for Memories {
         }
         match site(&self.slab, &at)? {
             // SAFETY: in a mapping that the slab keeps, which starts at a page.
-            Site::Mapped(memory) => unsafe { self.copier.atomic(memory.cast(), op) }.map_err(|_| DmaError(at)),
+            Site::Mapped(memory) => unsafe {
+                match op {
+                    AtomicOp::FetchAdd { add } => self.copier.fetch_add(memory.cast(), add),
+                    AtomicOp::CompareSwap { compare, swap } => self.copier.compare_swap(memory.cast(), compare, swap),
+                }
+            }
+            .map_err(|_| DmaError(at)),
             Site::Process(process, addr) => {
                 let mut before = 0u64;
                 self.batch.push((&raw mut before).cast(), addr, 8);

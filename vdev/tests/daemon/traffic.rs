@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd;
 
 use vdev_abi::control::{QpAttr, Reply, Request};
+use vdev_abi::copy::Copier;
 use vdev_abi::layout::{STAGING_BYTES, STAGING_LKEY, SendEntry, Sge};
 use vdev_abi::mapping::Mapping;
 use vdev_abi::queue::FLAG_INLINE;
@@ -67,7 +68,7 @@ fn inline_and_staged_data_need_no_region() {
     let entry = SendEntry { flags: SIGNALED | FLAG_INLINE, inline_len: 5, ..write(&b, 10) };
     let at = a.qp.send.push_send(&a.qp.memory, &entry, std::iter::empty());
     // SAFETY: the source is a live array elsewhere.
-    unsafe { a.qp.memory.copy_in(at, b"quick".as_ptr(), 5) };
+    unsafe { a.qp.memory.copy_in(Copier::new(), at, b"quick".as_ptr(), 5) }.unwrap();
     a.qp.send.publish(&a.qp.memory);
     a.raw.ring(a.qp.slot);
     assert_eq!(a.cq.wait().status, 0);
@@ -77,7 +78,7 @@ fn inline_and_staged_data_need_no_region() {
     assert_eq!(reply, Reply::Staging);
     let staging = Mapping::map(std::os::fd::AsFd::as_fd(&fds[0]), STAGING_BYTES).unwrap();
     // SAFETY: as above.
-    unsafe { staging.copy_in(STAGING_BYTES - 6, b"staged".as_ptr(), 6) };
+    unsafe { staging.copy_in(Copier::new(), STAGING_BYTES - 6, b"staged".as_ptr(), 6) }.unwrap();
     let sge = Sge { addr: STAGING_BYTES as u64 - 6, length: 6, lkey: STAGING_LKEY };
     a.send(write(&b, 20), &[sge]);
     assert_eq!(a.cq.wait().status, 0);

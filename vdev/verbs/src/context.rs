@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, Once};
 use vdev_abi::control::{DeviceInfo, PortInfo, Reply, Request};
+use vdev_abi::copy::Copier;
 use vdev_abi::doorbell::Doorbell;
 use vdev_abi::layout::{ContextPage, DOORBELL_SLOTS};
 use vdev_abi::mapping::Mapping;
@@ -53,6 +54,8 @@ pub struct Context {
     cookies: Mutex<Cookies>,
     /// Signalled when a program acknowledges an event.
     acknowledged: Condvar,
+    /// Reads the program's memory, which may be gone although it is still registered.
+    pub copier: Copier,
     /// Registered memory, for staging.
     pub regions: Regions,
     /// The staging buffer.
@@ -117,6 +120,7 @@ impl Context {
             slots: slots.into_boxed_slice(),
             cookies: Mutex::new(Cookies { next: 1, ..Cookies::default() }),
             acknowledged: Condvar::new(),
+            copier: Copier::new(),
             regions: Regions::default(),
             staging: Staging::default(),
             users: AtomicU32::new(0),

@@ -17,7 +17,6 @@ mod attr;
 mod channel;
 mod connection;
 mod context;
-mod copy;
 mod cq;
 mod device;
 mod events;

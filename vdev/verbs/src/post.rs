@@ -14,6 +14,7 @@ use crate::qp::Qp;
 use core::ffi::c_int;
 use core::{iter, slice};
 use std::sync::Mutex;
+use vdev_abi::copy::Fault;
 use vdev_abi::layout::{RecvEntry, STAGING_LKEY, SendEntry, Sge};
 use vdev_abi::queue::{FLAG_INLINE, RingProducer};
 
@@ -141,18 +142,19 @@ unsafe fn push_send(context: &Context, qp: &Qp, ring: &mut RingProducer, request
         }
         let sources = list.iter().map(|buffer| buffer.addr as *const u8);
         // SAFETY: the program vouches for its buffers.
-        unsafe { push_inline(qp, ring, entry, list, sources) };
-        return Ok(());
+        return unsafe { push_inline(context, qp, ring, entry, list, sources) }.map_err(|Fault| Errno(libc::EFAULT));
     }
     // Memory that the daemon reaches only through the kernel: small payloads go along in the entry, larger ones by staging.
     if !is_response_op(request.opcode) {
         if total <= u64::from(qp.entry_bytes()) {
             let mut sources = Sources::default();
             if context.regions.locate(qp.pd_handle(), list, &mut sources).is_some() {
-                entry.flags |= FLAG_INLINE;
-                // SAFETY: the buffers lie in regions that the program registered and has to keep.
-                unsafe { push_inline(qp, ring, entry, list, sources.into_iter()) };
-                return Ok(());
+                let inline = SendEntry { flags: entry.flags | FLAG_INLINE, ..entry };
+                // SAFETY: the buffers lie in regions that the program registered.
+                if unsafe { push_inline(context, qp, ring, inline, list, sources.into_iter()) }.is_ok() {
+                    return Ok(());
+                }
+                // Unmapped while registered: the device finds that out, and the request ends as it says.
             }
         } else if let Some((slots, staged)) = context.staging.stage(context, qp.pd_handle(), list, total) {
             qp.note_staged(ring.produced(), slots);
@@ -166,24 +168,29 @@ unsafe fn push_send(context: &Context, qp: &Qp, ring: &mut RingProducer, request
     Ok(())
 }
 
-/// Writes an entry with its payload.
+/// Writes an entry with its payload; none if a buffer is not there.
 ///
 /// # Safety
-/// The buffers are readable at `sources`, and together fit into an entry.
+/// The buffers lie in memory of the program at `sources`, and together fit into an entry.
 unsafe fn push_inline(
+    context: &Context,
     qp: &Qp,
     ring: &mut RingProducer,
     mut entry: SendEntry,
     list: &[ibv_sge],
     sources: impl Iterator<Item = *const u8>,
-) {
+) -> Result<(), Fault> {
     entry.inline_len = list.iter().map(|buffer| buffer.length).sum();
     let mut at = ring.push_send(qp.map(), &entry, iter::empty());
     for (buffer, source) in list.iter().zip(sources) {
-        // SAFETY: per contract; the ring is other memory.
-        unsafe { qp.map().copy_in(at, source, buffer.length as usize) };
+        // SAFETY: per contract.
+        if let Err(fault) = unsafe { qp.map().copy_in(context.copier, at, source, buffer.length as usize) } {
+            ring.take_back();
+            return Err(fault);
+        }
         at += buffer.length as usize;
     }
+    Ok(())
 }
 
 /// Whether the buffers are where a response goes.

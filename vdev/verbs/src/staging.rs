@@ -141,9 +141,14 @@ impl Staging {
         let mut at = slots.offset();
         for (source, buffer) in sources.iter().zip(list) {
             let len = buffer.length as usize;
-            // SAFETY: the source is within a region that the program registered and has to keep; the target is within slots
-            // that are ours alone until they are freed, and the buffer lives as long as the context.
-            unsafe { crate::copy::copy(*source, target.add(at), len) };
+            // SAFETY: the source is within a region that the program registered; the target is within slots that are ours alone
+            // until they are freed, and the buffer lives as long as the context.
+            let copied = unsafe { context.copier.copy(target.add(at), *source, len) };
+            if copied.is_err() {
+                // Unmapped while registered: the device finds that out, and the request ends as it says.
+                self.free(slots);
+                return None;
+            }
             at += len;
         }
         let length = u32::try_from(total).ok()?;

@@ -17,6 +17,7 @@ mod status {
     pub const FLUSH: u32 = 5;
     pub const REMOTE_INVALID_REQUEST: u32 = 9;
     pub const REMOTE_ACCESS: u32 = 10;
+    pub const REMOTE_OPERATION: u32 = 11;
 }
 
 /// Registers memory, prints its keys and address, and checks when told to end that nobody touched it.
@@ -106,6 +107,7 @@ pub fn run(words: &Words) -> Outcome<()> {
     foreign_keys(&session, words)?;
     rights(&session)?;
     local_buffers(&session)?;
+    memory_that_is_gone(&session)?;
     messages_that_do_not_fit(&session)?;
     queues(&session)?;
     calls(&session)?;
@@ -194,6 +196,37 @@ fn local_buffers(session: &Rc<Session>) -> Outcome<()> {
         let work = Work { sges: vec![sge(&p)], ..p.write(0, 8) };
         p.expect(name, work, status::LOCAL_PROTECTION)?;
     }
+    Ok(())
+}
+
+/// Memory that the program has unmapped while it is registered and names in a request: the request fails, the program lives.
+/// The sizes take the ways in which the library and the daemon reach private memory.
+fn memory_that_is_gone(session: &Rc<Session>) -> Outcome<()> {
+    for length in [8, 4096, 60_000] {
+        let p = Pair::new(session, access::ALL)?;
+        p.local.take_away()?;
+        let sges = vec![Sge { addr: p.local.addr(0), length, lkey: p.local_region.lkey() }];
+        let work = Work { wr_id: 1, opcode: opcode::SEND, sges, ..p.write(0, 8) };
+        p.qps[0].post_send(&[work])?;
+        let wc = completion(&p.cqs[0])?;
+        if wc.status != status::LOCAL_PROTECTION {
+            return Err(format!("a SEND of {length} bytes from memory that is gone: {wc:?}").into());
+        }
+        say(&format!("refused a SEND of {length} bytes from memory that is gone"));
+    }
+    let p = Pair::new(session, access::ALL)?;
+    p.local.take_away()?;
+    let inline = Work { flags: send_flag::INLINE | send_flag::SIGNALED, ..p.write(0, 8) };
+    expect_errno("inline data from memory that is gone", p.qps[0].post_send(&[inline]), libc::EFAULT)?;
+    // As the target of the peer: it is told, and so is its next request.
+    let p = Pair::new(session, access::ALL)?;
+    p.remote.take_away()?;
+    p.qps[0].post_send(&[p.write(0, 4096)])?;
+    let wc = completion(&p.cqs[0])?;
+    if ![status::REMOTE_ACCESS, status::REMOTE_OPERATION].contains(&wc.status) {
+        return Err(format!("a WRITE to memory that is gone: {wc:?}").into());
+    }
+    say("refused a WRITE to memory that is gone");
     Ok(())
 }
 

@@ -1,9 +1,11 @@
-//! Moving payload bytes: our own vector loop, which survives memory that disappears under it.
+//! Moving payload bytes, in the daemon and in client processes: our own vector loop, which survives memory that disappears
+//! under it.
 //!
 //! Why not `memcpy`: just above 2 KiB it turns into `rep movsb`, which on some CPUs is 15 to 30 times slower when the
-//! destination lies 1 to 31 bytes ahead of the source modulo 4096. Why fault-safe: a client may truncate a file that we have
-//! mapped, and the kernel then answers an access with SIGBUS. Every access to client memory therefore goes through a few
-//! routines of known extent (`x86_64`); a signal handler (`fault`) turns a fault inside them into an error return.
+//! destination lies 1 to 31 bytes ahead of the source modulo 4096. Why fault-safe: a client may truncate a file that the daemon
+//! has mapped, and a program may unmap memory that is still registered; an access then ends in SIGBUS or SIGSEGV. Every access
+//! to such memory therefore goes through a few routines of known extent (`x86_64`); a signal handler (`fault`) turns a fault
+//! inside them into an error return.
 //!
 //! Bytes are stored in ascending order, the last one last: programs poll the last byte of a WRITE.
 
@@ -21,8 +23,6 @@ mod x86_64;
 use portable as routines;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as routines;
-
-use rnic::AtomicOp;
 
 /// An access hit memory that is not there (any more), or that must not be accessed in this way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,7 +61,7 @@ impl Copier {
         if faulted { Err(Fault) } else { Ok(()) }
     }
 
-    /// Applies `op` to the word at `at` with one locked instruction; returns the value before.
+    /// Adds to the word at `at` with one locked instruction; returns the value before.
     ///
     /// # Errors
     /// [`Fault`] when the page is not there.
@@ -69,16 +69,24 @@ impl Copier {
     /// # Safety
     /// As [`Self::copy`], for 8 bytes at `at`, which is a multiple of 8.
     #[inline]
-    pub unsafe fn atomic(&self, at: *mut u64, op: AtomicOp) -> Result<u64, Fault> {
+    pub unsafe fn fetch_add(&self, at: *mut u64, add: u64) -> Result<u64, Fault> {
         debug_assert!(at.is_aligned(), "an atomic at {at:p}");
-        // SAFETY: the caller's promise is what the routines need.
-        unsafe {
-            match op {
-                AtomicOp::FetchAdd { add } => self.routines.fetch_add(at, add),
-                AtomicOp::CompareSwap { compare, swap } => self.routines.compare_swap(at, compare, swap),
-            }
-        }
-        .ok_or(Fault)
+        // SAFETY: the caller's promise is what the routine needs.
+        unsafe { self.routines.fetch_add(at, add) }.ok_or(Fault)
+    }
+
+    /// Replaces the word at `at` by `swap` if it is `compare`, with one locked instruction; returns the value before.
+    ///
+    /// # Errors
+    /// As [`Self::fetch_add`].
+    ///
+    /// # Safety
+    /// As [`Self::fetch_add`].
+    #[inline]
+    pub unsafe fn compare_swap(&self, at: *mut u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        debug_assert!(at.is_aligned(), "an atomic at {at:p}");
+        // SAFETY: the caller's promise is what the routine needs.
+        unsafe { self.routines.compare_swap(at, compare, swap) }.ok_or(Fault)
     }
 }
 

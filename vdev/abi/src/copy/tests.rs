@@ -135,21 +135,20 @@ fn a_truncated_file_is_an_error() {
 #[test]
 fn atomics_act_and_fault() {
     let memory = Shrinking::new(2 * PAGE);
-    let add = |add| AtomicOp::FetchAdd { add };
     for copier in copiers() {
         ftruncate(&memory.fd, PAGE as i64).unwrap();
         let word = memory.base.cast::<u64>();
         // SAFETY: the mapping is ours and aligned.
         unsafe {
             word.write_volatile(5);
-            assert_eq!(copier.atomic(word, add(7)), Ok(5));
-            assert_eq!(copier.atomic(word, AtomicOp::CompareSwap { compare: 11, swap: 1 }), Ok(12));
-            assert_eq!(copier.atomic(word, AtomicOp::CompareSwap { compare: 12, swap: 1 }), Ok(12));
-            assert_eq!(copier.atomic(word, add(u64::MAX)), Ok(1));
+            assert_eq!(copier.fetch_add(word, 7), Ok(5));
+            assert_eq!(copier.compare_swap(word, 11, 1), Ok(12));
+            assert_eq!(copier.compare_swap(word, 12, 1), Ok(12));
+            assert_eq!(copier.fetch_add(word, u64::MAX), Ok(1));
             assert_eq!(word.read_volatile(), 0);
             let gone = memory.base.add(PAGE).cast::<u64>();
-            assert_eq!(copier.atomic(gone, add(1)), Err(Fault));
-            assert_eq!(copier.atomic(gone, AtomicOp::CompareSwap { compare: 0, swap: 1 }), Err(Fault));
+            assert_eq!(copier.fetch_add(gone, 1), Err(Fault));
+            assert_eq!(copier.compare_swap(gone, 0, 1), Err(Fault));
         }
     }
 }
