@@ -25,6 +25,7 @@ mod rx;
 mod schedule;
 mod shared;
 mod timers;
+mod trace;
 pub mod vendor_err;
 mod work;
 
@@ -36,6 +37,7 @@ pub use error::{ControlError, PostError};
 pub use event::{AsyncEvent, Transmit, Work};
 pub use rnic::{Config, Rnic};
 pub use rx::RxMeta;
+pub use trace::Trace;
 pub use work::{
     Completion, CompletionFlags, CqId, DeviceId, LocalBuffer, Opcode, PdId, RecvRequest, SendFlags, SendOp, SendRequest, Status,
 };

@@ -49,6 +49,13 @@ impl Rnic {
     }
 }
 
+/// Remembers at the queue pair that a packet names, whoever sent it, why the packet was dropped.
+fn note_drop(qps: &mut IdTable<Box<Qp>>, qpn: Qpn, reason: &'static str) {
+    if let Some(qp) = qps.get_mut(qpn.get()) {
+        qp.last_drop = Some(reason);
+    }
+}
+
 struct Receiver {
     now: Instant,
     device: DeviceId,
@@ -75,12 +82,14 @@ impl Receiver {
         };
         if !self.icrc_is_good(packet) {
             shared.drops.icrc += 1;
+            note_drop(qps, headers.bth.dest_qpn, "icrc");
             return;
         }
         let bth = &headers.bth;
         // The membership bit of a partition key does not take part in the comparison; there is only the default partition.
         if bth.pkey & 0x7FFF != 0x7FFF {
             shared.drops.bad_pkey += 1;
+            note_drop(qps, bth.dest_qpn, "bad_pkey");
             return;
         }
         let qpn = shared.queue_pair(self.device, bth.dest_qpn);
@@ -93,11 +102,13 @@ impl Receiver {
             Path::Local(_) => false,
             Path::Unset => {
                 shared.drops.bad_state += 1;
+                note_drop(qps, bth.dest_qpn, "bad_state");
                 return;
             }
         };
         if !is_from_peer {
             shared.drops.bad_address += 1;
+            note_drop(qps, bth.dest_qpn, "bad_address");
             return;
         }
         match bth.opcode.service() {
@@ -105,11 +116,13 @@ impl Receiver {
             Service::Rc => {}
             Service::Uc | Service::Ud => {
                 shared.drops.bad_service += 1;
+                note_drop(qps, bth.dest_qpn, "bad_service");
                 return;
             }
         }
         if !qp.can_receive() {
             shared.drops.bad_state += 1;
+            note_drop(qps, bth.dest_qpn, "bad_state");
             return;
         }
         shared.count(self.device, |counters| {

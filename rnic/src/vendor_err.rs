@@ -1,5 +1,28 @@
 //! Causes of failed completions, finer than the status: the value of `vendor_err`.
 
+/// What a value means, in a few words; the constants say it at length.
+pub const fn meaning(vendor_err: u32) -> &'static str {
+    match vendor_err {
+        NONE => "no finer cause than the status",
+        FLUSHED => "flushed as the queue pair was in error",
+        LOCAL_KEY => "no such local key, or not for this range or use",
+        LOCAL_MEMORY => "registered local memory is gone",
+        NO_READ_DEPTH => "max_rd_atomic is 0",
+        RECEIVE_TOO_SHORT => "the receive is shorter than the message",
+        INVALIDATE => "the key to invalidate is not of this protection domain",
+        BAD_RESPONSE => "a response did not fit its request",
+        TIMEOUT => "no answer from the peer",
+        SEQUENCE => "packets are lost again and again",
+        LOCAL_PEER => "the peer, on this host, does not exist, is not ready or is connected elsewhere",
+        RECEIVER_NOT_READY => "the peer has posted no receive",
+        NAK_INVALID_REQUEST => "the peer calls the request invalid",
+        NAK_REMOTE_ACCESS => "the peer refuses access to the memory",
+        NAK_REMOTE_OPERATIONAL => "the peer could not carry the request out",
+        NAK_UNKNOWN => "the peer refuses with an unknown code",
+        _ => "unknown",
+    }
+}
+
 /// No finer cause than the status.
 pub const NONE: u32 = 0;
 /// Flushed: the queue pair was in, or went to, the error state.

@@ -97,7 +97,7 @@ impl Daemon {
 
     /// The socket of a device.
     pub fn device_socket(&self, device: &str) -> PathBuf {
-        self.folder.join("dev").join(format!("{device}.sock"))
+        self.folder.join("dev").join(device).join("sock")
     }
 
     /// A command of the `vrdma` command line for this daemon, not yet started.

@@ -123,6 +123,45 @@ pub struct DeviceClient {
     pub pds: u64,
 }
 
+/// A queue pair that failed.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Failure {
+    /// Its number.
+    pub qpn: u32,
+    /// Process whose it is or was.
+    pub pid: i64,
+    /// Name of that program.
+    pub program: String,
+    /// How long ago.
+    pub seconds_ago: f64,
+    /// The status as verbs name it.
+    pub status: String,
+    /// `vendor_err` of the completion.
+    pub vendor_err: u32,
+    /// What that value means.
+    pub cause: String,
+    /// Address of the peer.
+    pub peer_ip: String,
+    /// Queue pair of the peer.
+    pub peer_qpn: u32,
+    /// The last PSN that was sent.
+    pub sent_psn: u32,
+    /// The last PSN that the peer acknowledged.
+    pub acknowledged_psn: u32,
+    /// The last PSN of the peer's requests that was received in order.
+    pub received_psn: u32,
+    /// Retries used up when it failed.
+    pub retries: u32,
+    /// Retries that it may use.
+    pub retry_limit: u32,
+    /// Why the last packet that named the queue pair was dropped, if one was.
+    pub last_drop: Option<String>,
+    /// The whole object as the daemon sent it.
+    #[serde(skip)]
+    pub raw: Value,
+}
+
 /// Speaks to one daemon.
 #[derive(Debug)]
 pub struct Client {
@@ -158,6 +197,20 @@ impl Client {
             Value::Array(devices) => devices.into_iter().map(device).collect(),
             other => Err(self.broken(format!("a list of devices was expected, not {other}")).into()),
         }
+    }
+
+    /// Queue pairs of a device that failed, the latest first.
+    pub fn failures(&self, name: &str) -> Result<Vec<Failure>> {
+        let path = format!("{}/failures", device_path(name));
+        let Value::Array(list) = self.call(Method::GET, &path, None)? else {
+            return Err(self.broken("a list of failures was expected".to_owned()).into());
+        };
+        let known = |raw: Value| {
+            let mut failure = Failure::deserialize(&raw).context("the daemon described a failure in an unknown way")?;
+            failure.raw = raw;
+            Ok(failure)
+        };
+        list.into_iter().map(known).collect()
     }
 
     fn call(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Value, ApiError> {

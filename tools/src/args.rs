@@ -35,6 +35,9 @@ pub enum Command {
     Dev(DevCommand),
     /// Run a program that uses a device: its libibverbs calls go there
     Run(RunOptions),
+    /// Specifications by which container engines give devices to containers
+    #[command(subcommand)]
+    Cdi(CdiCommand),
     /// A child process of the demo
     #[command(hide = true)]
     DemoSide {
@@ -102,6 +105,14 @@ pub enum DevCommand {
         /// Device
         name: String,
     },
+    /// Why queue pairs failed: one line each, the latest first
+    Why {
+        /// Device
+        name: String,
+        /// Number of one queue pair, decimal or 0x…
+        #[arg(value_parser = parse_qpn)]
+        qpn: Option<u32>,
+    },
 }
 
 /// `vrdma dev add …`.
@@ -132,9 +143,49 @@ pub struct RunOptions {
     /// Device that the program gets; repeat for several
     #[arg(long = "dev", value_name = "NAME", required = true)]
     pub devices: Vec<String>,
+    /// Show the devices in /sys/class/infiniband and /dev/infiniband too, in a mount namespace of the program's own (root)
+    #[arg(long)]
+    pub view: bool,
     /// The program and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
+}
+
+/// `vrdma cdi …`.
+#[derive(Debug, Subcommand)]
+pub enum CdiCommand {
+    /// Write the specification of each device; then, for example, `podman run --device vrdma.local/rdma=NAME …`
+    Generate {
+        /// Which devices, and where.
+        #[command(flatten)]
+        options: CdiOptions,
+        /// Let containers see the device in /sys/class/infiniband too, where NCCL and others look for kinds of GIDs; they then
+        /// see the host's other classes of devices in /sys/class as well, and of several devices of ours only the last
+        #[arg(long)]
+        sysfs: bool,
+    },
+    /// Remove specifications; containers that run keep their devices
+    Remove {
+        /// Which devices, and where.
+        #[command(flatten)]
+        options: CdiOptions,
+    },
+}
+
+/// Which devices, and where their specifications lie.
+#[derive(Debug, clap::Args)]
+pub struct CdiOptions {
+    /// Devices [default: all]
+    #[arg(value_name = "NAME")]
+    pub devices: Vec<String>,
+    /// Folder of the specifications, where the container engine looks for them
+    #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
+    pub spec_dir: PathBuf,
+}
+
+fn parse_qpn(text: &str) -> Result<u32, String> {
+    let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u32::from_str_radix(digits, 16));
+    number.ok().filter(|&qpn| qpn < 1 << 24).ok_or_else(|| "a queue pair number is below 2^24, decimal or 0x…".to_owned())
 }
 
 fn parse_mtu(text: &str) -> Result<u32, String> {

@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
-use crate::api::{Client, Device, DeviceSettings};
+use crate::api::{Client, Device, DeviceSettings, Failure};
 use crate::args::DevCommand;
 use crate::output::{print, print_json, table};
 
@@ -31,6 +31,22 @@ pub fn carry_out(client: &Client, command: DevCommand, as_json: bool) -> Result<
                 return print("There are no devices: add one with `vrdma dev add NAME --ip IP`.\n");
             }
             print(list(&devices))
+        }
+        DevCommand::Why { name, qpn } => {
+            let failures = client.failures(&name)?;
+            let asked = |failure: &&Failure| qpn.is_none_or(|qpn| failure.qpn == qpn);
+            let failures: Vec<&Failure> = failures.iter().filter(asked).collect();
+            if as_json {
+                return print_json(&failures.iter().map(|failure| &failure.raw).collect::<Vec<_>>());
+            }
+            match (failures.is_empty(), qpn) {
+                (true, Some(qpn)) => bail!(
+                    "queue pair {qpn:#x} of device {name} has not failed, as far as is remembered: the last 64 failures of each \
+                     device are, until it is removed"
+                ),
+                (true, None) => print("No queue pair of this device has failed.\n"),
+                _ => print(failures.into_iter().map(why).collect::<String>()),
+            }
         }
         DevCommand::Show { name } => {
             let device = client.device(&name)?;
@@ -101,6 +117,21 @@ fn show(device: &Device) -> String {
     text
 }
 
+/// One line about a queue pair that failed.
+fn why(failure: &Failure) -> String {
+    let Failure { qpn, pid, program, seconds_ago, status, vendor_err, cause, peer_ip, peer_qpn, .. } = failure;
+    let program = program.escape_debug();
+    let drop = match &failure.last_drop {
+        Some(reason) => format!("last packet dropped for {reason}"),
+        None => "no packet dropped".to_owned(),
+    };
+    format!(
+        "QP {qpn:#x} of {program} ({pid}), {seconds_ago:.1} s ago: {status}, {cause} (vendor_err {vendor_err:#x}); peer {peer_ip} QP \
+         {peer_qpn:#x}, last PSN sent {:#x}, acknowledged up to {:#x}, received up to {:#x}, {} of {} retries, {drop}\n",
+        failure.sent_psn, failure.acknowledged_psn, failure.received_psn, failure.retries, failure.retry_limit
+    )
+}
+
 /// The interface, or why packets cannot leave the host.
 fn wire(device: &Device) -> String {
     let Some(Value::Object(wire)) = &device.wire else { return "-".to_owned() };
@@ -124,7 +155,7 @@ mod tests {
 
     fn sample() -> Device {
         serde_json::from_value(json!({
-            "name": "a", "guid": "0200:c0ff:fe00:0201", "ips": ["192.0.2.1", "2001:db8::1"], "socket": "/d/dev/a.sock",
+            "name": "a", "guid": "0200:c0ff:fe00:0201", "ips": ["192.0.2.1", "2001:db8::1"], "socket": "/d/dev/a/sock",
             "active_mtu": 4096, "state": "ACTIVE", "wire": {"interface": "eth0"}, "create_us": 41.7,
             "clients": [{"pid": 7, "program": "ib_write_bw", "qps": 2, "cqs": 1, "mrs": 1, "pds": 1}],
             "counters": {"rcvd_pkts": 12}

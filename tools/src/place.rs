@@ -1,4 +1,4 @@
-//! Where the daemon's sockets lie: one directory with `api.sock` and `dev/NAME.sock`.
+//! Where the daemon's sockets lie: one directory with `api.sock` and `dev/NAME/sock`.
 
 use std::path::{Path, PathBuf};
 
@@ -48,11 +48,16 @@ impl Place {
         checked(self.dir.join("api.sock"))
     }
 
-    /// Socket of a device. The name must be a plain file name, so that it cannot lead out of the directory.
+    /// Socket of a device.
     pub fn device_socket(&self, name: &str) -> Result<PathBuf> {
+        checked(self.device_folder(name)?.join("sock"))
+    }
+
+    /// Folder of a device, which holds its socket. The name must be a plain file name, so that it cannot lead out of the directory.
+    pub fn device_folder(&self, name: &str) -> Result<PathBuf> {
         let plain = !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\0', ':']);
         ensure!(plain, "`{}` is not a device name: see `vrdma dev list`", name.escape_debug());
-        checked(self.dir.join("dev").join(format!("{name}.sock")))
+        Ok(self.dir.join("dev").join(name))
     }
 }
 
@@ -87,11 +92,11 @@ mod tests {
     #[test]
     fn names_stay_in_the_directory_and_paths_fit() {
         let place = Place { dir: PathBuf::from("/run/vrdma") };
-        assert_eq!(place.device_socket("a").unwrap(), Path::new("/run/vrdma/dev/a.sock"));
+        assert_eq!(place.device_socket("a").unwrap(), Path::new("/run/vrdma/dev/a/sock"));
         for name in ["", ".", "..", "../api", "a/b", "a:b"] {
             assert!(place.device_socket(name).is_err(), "{name}");
         }
-        let longest = SOCKET_PATH_MAX - "/run/vrdma/dev/.sock".len();
+        let longest = SOCKET_PATH_MAX - "/run/vrdma/dev//sock".len();
         assert!(place.device_socket(&"n".repeat(longest)).is_ok());
         assert!(place.device_socket(&"n".repeat(longest + 1)).is_err());
     }

@@ -85,8 +85,8 @@ fn devices_come_and_go() {
     let device = vrdma.json(&["dev", "show", "a", "--json"]);
     assert_eq!(device["name"], "a");
     assert_eq!(device["ips"], json!(["203.0.113.1", "2001:db8::1"]));
-    assert_eq!(device["socket"], json!(vrdma.dir().join("dev/a.sock")));
-    assert!(vrdma.dir().join("dev/a.sock").exists());
+    assert_eq!(device["socket"], json!(vrdma.dir().join("dev/a/sock")));
+    assert!(vrdma.dir().join("dev/a/sock").exists());
     assert_eq!(vrdma.json(&["dev", "list", "--json"])[0], device);
 
     let shown = vrdma.succeed(&["dev", "show", "a"]);
@@ -96,7 +96,7 @@ fn devices_come_and_go() {
 
     vrdma.succeed(&["dev", "del", "a"]);
     vrdma.succeed(&["dev", "del", "a"]);
-    assert!(!vrdma.dir().join("dev/a.sock").exists());
+    assert!(!vrdma.dir().join("dev/a/sock").exists());
     vrdma.fail(&["dev", "show", "a"], &["a"]);
 }
 
@@ -106,7 +106,7 @@ fn settings_are_honoured() {
     let _daemon = vrdma.daemon();
     vrdma.succeed(&["dev", "add", "a", "--ip", "203.0.113.1", "--mtu", "1024", "--mode", "640"]);
     assert_eq!(vrdma.json(&["dev", "show", "a", "--json"])["active_mtu"], 1024);
-    let mode = std::fs::metadata(vrdma.dir().join("dev/a.sock")).unwrap().permissions().mode();
+    let mode = std::fs::metadata(vrdma.dir().join("dev/a/sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
 }
 
@@ -162,7 +162,7 @@ fn run_gives_the_program_its_environment_and_its_exit_code() {
     vrdma.succeed(&["dev", "add", "b", "--ip", "203.0.113.2"]);
     let printed = vrdma.succeed(&["run", "--dev", "a", "--dev", "b", "--", "sh", "-c", "echo $VRDMA_SOCKET; echo $LD_PRELOAD"]);
     let dir = vrdma.dir();
-    let sockets = format!("{}:{}", dir.join("dev/a.sock").display(), dir.join("dev/b.sock").display());
+    let sockets = format!("{}:{}", dir.join("dev/a/sock").display(), dir.join("dev/b/sock").display());
     let lines: Vec<&str> = printed.lines().collect();
     assert_eq!(lines[0], sockets);
     assert!(lines[1].ends_with("libvrdma_verbs.so"), "{printed}");

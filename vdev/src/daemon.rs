@@ -22,8 +22,10 @@ use crate::datapath;
 
 /// File name of the API socket in the daemon's directory.
 pub const API_SOCKET: &str = "api.sock";
-/// Folder of the device sockets in the daemon's directory.
+/// Folder of the devices in the daemon's directory; each has a folder of its name there.
 pub const DEVICE_FOLDER: &str = "dev";
+/// File name of a device's socket in its folder.
+pub const DEVICE_SOCKET: &str = "sock";
 /// File name of the lock that says which daemon serves a directory.
 const LOCK_FILE: &str = "lock";
 
@@ -232,11 +234,12 @@ fn take_directory(dir: &Path) -> Result<Flock<File>, StartError> {
     }
 }
 
-/// Removes the sockets that a daemon that was killed left behind. Only called with the lock held.
+/// Removes the sockets that a daemon that was killed left behind. Their folders stay: containers may hold them. Only called with
+/// the lock held.
 fn remove_sockets(dir: &Path) {
     let mut stale = vec![dir.join(API_SOCKET)];
     if let Ok(entries) = std::fs::read_dir(dir.join(DEVICE_FOLDER)) {
-        stale.extend(entries.flatten().map(|entry| entry.path()));
+        stale.extend(entries.flatten().map(|entry| entry.path().join(DEVICE_SOCKET)));
     }
     for path in stale {
         let is_socket = path.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket());

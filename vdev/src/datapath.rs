@@ -2,28 +2,32 @@
 //!
 //! # One WRITE, from the doorbell to the wire and back
 //!
-//! 1. The program's `ibv_post_send` stores a send entry in the queue pair's ring, publishes the producer index and sets a bit of
-//!    the context page (`vdev/verbs`, `vdev/abi/src/queue.rs`, `doorbell.rs`).
-//! 2. [`rings`]: the loop sees the bit, at once while it polls; when it sleeps, the library sees that it is armed and writes the
-//!    eventfd, which wakes it ([`wake`]).
-//! 3. `sq.rs` turns the entry, copied once, into a work request; `Rnic::post_send` checks state and sizes.
+//! 1. The program's `ibv_post_send` stores a send entry in the queue pair's ring (`RingProducer::push_send`), publishes the
+//!    producer index and sets a bit of the context page (`Doorbell::ring`).
+//! 2. [`rings`], `take_doorbells`: the loop sees the bit, at once while it polls; when it sleeps, the library sees that it is
+//!    armed and writes the eventfd, which wakes it ([`wake`], `look_at_descriptors`).
+//! 3. `post_ready`: `sq::send_request` turns the entry, copied once, into a work request; `Rnic::post_send` checks state and sizes.
 //! 4. `emtt` resolves key and range to segments. `memory` found out at registration how they are reached.
 //! 5. The core's schedule picks the queue pair whose turn it is; long messages become steps.
-//! 6. `Rnic::poll_transmit`: the requester cuts packets and gives them PSNs; or, if the peer is a queue pair of this daemon, the
-//!    local path copies from segments to segments and steps 7 to 11 are skipped.
+//! 6. `transmit`, `Rnic::poll_transmit`: the requester cuts packets and gives them PSNs; or, if the peer is a queue pair of this
+//!    daemon, the local path copies from segments to segments and steps 7 to 11 are skipped.
 //! 7. The UDP source port was chosen when the queue pair was connected; a burst has one.
 //! 8. `roce::wire` emits headers, `memory` gathers the payload into the burst buffer, the ICRC closes each packet.
-//! 9. [`ports`] hands the burst to `port`, which sends it with segmentation offload.
-//! 10. The receiver's loop takes bursts from its sockets, empties the receive ring of the queue pair that they name, and gives
-//!     them to `Rnic::handle_burst`, which checks lengths, opcode, ICRC. Any failure: one counter, drop.
+//! 9. [`ports`] gathers the bursts of a round (`Ports::push`) and hands them to `port` (`Ports::flush`), which sends them with
+//!    segmentation offload.
+//! 10. The receiver's loop takes bursts from its sockets (`receive_packets`), empties the receive ring of the queue pair that they
+//!     name (`drain_receives_of`), and gives them to `Rnic::handle_burst`, which checks lengths, opcode, ICRC. Any failure: one
+//!     counter, drop.
 //! 11. The responder asks for the PSN: new, duplicate, beyond a gap. New: key, bounds and rights are looked up, `memory` scatters
 //!     the payload to its final place.
 //! 12. A WRITE with immediate consumes a receive request. An ACK or NAK is queued and leaves through step 8.
 //! 13. The sender's requester takes the ACK; finished messages become completions.
-//! 14. [`completions`] writes them into the completion ring, each with its sequence number last, and an event into the channel's
+//! 14. [`completions`], `deliver_completions`, writes them into the completion ring, each with its sequence number last, and an event into the channel's
 //!     pipe if the program asked for one.
 //! 15. Loss: `Rnic::poll_timeout` names the deadline up to which the loop may sleep; `Rnic::handle_timeout` has step 6 repeated.
 //!     Retries spent: the queue pair goes to ERR, its requests are flushed, the first with retry-exceeded.
+//!
+//! The test `walk` holds this list against the code.
 //!
 //! # Polling and sleeping
 //!
@@ -36,6 +40,7 @@ mod calls;
 mod clients;
 mod commands;
 mod completions;
+mod failures;
 mod handles;
 pub mod limits;
 mod ports;
@@ -43,6 +48,8 @@ mod rings;
 mod spin;
 mod status;
 mod wake;
+#[cfg(test)]
+mod walk;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -57,10 +64,12 @@ use tokio::sync::oneshot;
 pub use calls::{QpRequest, refuse};
 pub use clients::{Client, ClientId, ClientInit, Ended};
 pub use commands::{Attachment, DatapathHandle, Gone};
+pub use failures::{Failure, What};
 pub use status::DeviceStatus;
 
 use crate::memory::Memories;
 use commands::Commands;
+use failures::Failures;
 use ports::Ports;
 use rings::Scratch;
 use spin::{Idle, Spin};
@@ -119,6 +128,7 @@ pub struct Datapath {
     /// Clients to be ended at the end of this round, and why.
     condemned: Vec<(u32, String)>,
     scratch: Scratch,
+    failures: Failures,
     /// Start of this round.
     now: Instant,
     stopping: bool,
@@ -156,8 +166,14 @@ impl Runner {
     /// Serves until told to stop.
     pub fn run(self) {
         let Runner { seed, local_path, epoll, waker, commands } = self;
-        let mut datapath = Datapath {
-            rnic: Rnic::new(Config { seed, local_path }),
+        Datapath::new(Rnic::new(Config { seed, local_path }), epoll).serve(&waker, &commands);
+    }
+}
+
+impl Datapath {
+    fn new(rnic: Rnic, epoll: Epoll) -> Datapath {
+        Datapath {
+            rnic,
             memories: Memories::new(),
             ports: Ports::new(),
             epoll,
@@ -172,15 +188,13 @@ impl Runner {
             touched: Vec::new(),
             condemned: Vec::new(),
             scratch: Scratch::new(),
+            failures: Failures::default(),
             now: clock(),
             stopping: false,
             alive: Vec::new(),
-        };
-        datapath.serve(&waker, &commands);
+        }
     }
-}
 
-impl Datapath {
     fn serve(&mut self, waker: &Waker, commands: &Commands) {
         spin::ask_for_short_slice();
         let mut spin = Spin::new();

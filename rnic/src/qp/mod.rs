@@ -74,6 +74,8 @@ pub(crate) struct Qp {
     pub attr: QpAttr,
     pub sq: Ring<SendWqe>,
     pub rq: Ring<RecvWqe>,
+    /// Why the last packet that named this queue pair was dropped.
+    pub last_drop: Option<&'static str>,
     /// Whether requests go before replies when both wait; they take turns.
     pub requests_first: bool,
     pub req: Requester,
@@ -100,6 +102,7 @@ impl Qp {
             attr: no_attributes(caps),
             sq: Ring::for_sends(caps.max_send_wr, caps.max_send_sge),
             rq: Ring::for_receives(caps.max_recv_wr, caps.max_recv_sge),
+            last_drop: None,
             requests_first: false,
             req: Requester::new(),
             resp: Responder::new(),

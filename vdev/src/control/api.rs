@@ -19,7 +19,7 @@ use tokio::net::UnixListener;
 use super::devices::{Device, DeviceError, Devices};
 use super::metrics;
 use super::spec::DeviceSpec;
-use crate::datapath::{ClientId, DeviceStatus};
+use crate::datapath::{ClientId, DeviceStatus, Failure, What};
 
 /// Longest body of a request in bytes.
 const MAX_BODY: usize = 64 * 1024;
@@ -30,6 +30,7 @@ pub async fn serve(listener: UnixListener, devices: Arc<Devices>) {
         .route("/v1/version", get(version))
         .route("/v1/devices", get(list))
         .route("/v1/devices/{name}", get(show).put(put).delete(remove))
+        .route("/v1/devices/{name}/failures", get(failures))
         .route("/metrics", get(metrics_text))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
@@ -188,6 +189,65 @@ async fn list(State(devices): State<Arc<Devices>>) -> Result<Response, ApiError>
 
 async fn show(State(devices): State<Arc<Devices>>, Path(name): Path<String>) -> Result<Response, ApiError> {
     Ok(json(StatusCode::OK, &view(&devices, devices.get(&name)?).await?))
+}
+
+/// A failed queue pair as answered.
+#[derive(Serialize)]
+struct FailureView {
+    qpn: u32,
+    pid: i32,
+    program: String,
+    seconds_ago: f64,
+    status: String,
+    opcode: Option<String>,
+    wr_id: Option<u64>,
+    vendor_err: u32,
+    cause: &'static str,
+    peer_ip: String,
+    peer_qpn: u32,
+    sent_psn: u32,
+    acknowledged_psn: u32,
+    received_psn: u32,
+    retries: u8,
+    retry_limit: u8,
+    last_drop: Option<&'static str>,
+}
+
+fn failure_view((failure, seconds_ago): (Failure, f64)) -> FailureView {
+    let (status, opcode, wr_id, vendor_err, cause) = match failure.what {
+        What::Completion { status, opcode, wr_id, vendor_err } => {
+            let cause = rnic::vendor_err::meaning(vendor_err);
+            (format!("{status:?}"), Some(format!("{opcode:?}")), Some(wr_id), vendor_err, cause)
+        }
+        What::Refused(cause) => ("Refused".to_owned(), None, None, 0, cause),
+    };
+    let waited_for_receives = status == "RnrRetryExceededError";
+    let (trace, (retry_cnt, rnr_retry)) = (failure.trace, failure.retry_limits);
+    FailureView {
+        qpn: failure.qpn.get(),
+        pid: failure.pid,
+        program: failure.program.to_string(),
+        seconds_ago,
+        status,
+        opcode,
+        wr_id,
+        vendor_err,
+        cause,
+        peer_ip: failure.peer.0.to_canonical().to_string(),
+        peer_qpn: failure.peer.1.get(),
+        sent_psn: trace.sent_psn.get(),
+        acknowledged_psn: trace.acknowledged_psn.get(),
+        received_psn: trace.received_psn.get(),
+        retries: if waited_for_receives { trace.rnr_retries } else { trace.retries },
+        retry_limit: if waited_for_receives { rnr_retry } else { retry_cnt },
+        last_drop: trace.last_drop,
+    }
+}
+
+async fn failures(State(devices): State<Arc<Devices>>, Path(name): Path<String>) -> Result<Response, ApiError> {
+    let device = devices.get(&name)?.id;
+    let failures = devices.datapath.call(move |datapath| datapath.failures(device)).await.map_err(DeviceError::from)?;
+    Ok(json(StatusCode::OK, &failures.into_iter().map(failure_view).collect::<Vec<_>>()))
 }
 
 async fn put(

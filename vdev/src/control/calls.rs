@@ -154,15 +154,24 @@ impl<'a> Caller<'a> {
             .map_err(|errno| system("the doorbell")(errno.into()))?;
         let their_doorbell = doorbell.as_fd().try_clone_to_owned().map_err(system("the doorbell"))?;
         let (their_events, events) = pipe().map_err(system("the event pipe"))?;
-        let init =
-            ClientInit { device: self.device.id, page, doorbell, events, process: process.clone(), ended: self.ended.clone() };
+        let program = shortened(program);
+        let init = ClientInit {
+            device: self.device.id,
+            pid: self.peer.pid,
+            program: program.as_str().into(),
+            page,
+            doorbell,
+            events,
+            process: process.clone(),
+            ended: self.ended.clone(),
+        };
         let datapath = self.datapath.clone();
         let attach = move |d: &mut Datapath| {
             let id = d.attach(init).map_err(system("a place for the client"))?;
             Ok(Attachment::new(id, datapath))
         };
         let attachment = self.on_datapath(attach).await?;
-        self.live = Some(Live { attachment, process, program: shortened(program) });
+        self.live = Some(Live { attachment, process, program });
         Ok((Reply::Device(self.device_info()), vec![page_fd, their_doorbell, their_events]))
     }
 

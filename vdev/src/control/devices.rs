@@ -5,9 +5,11 @@
 //! happens on a connection ([`super::session`]).
 
 use std::collections::BTreeMap;
+use std::fs::DirBuilder;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -23,7 +25,7 @@ use super::seqpacket::{self, MAX_SOCKET_PATH};
 use super::session::{self, Sessions};
 use super::spec::{DeviceSpec, check_name};
 use super::watched::watch_input;
-use crate::daemon::DEVICE_FOLDER;
+use crate::daemon::{DEVICE_FOLDER, DEVICE_SOCKET};
 use crate::datapath::{DatapathHandle, Gone};
 use crate::port::{self, Interfaces};
 
@@ -157,7 +159,7 @@ impl Devices {
                 return Err(DeviceError::Conflict(format!("{ip} belongs to device {}: choose another address", device.name)));
             }
         }
-        let socket = self.dir.join(DEVICE_FOLDER).join(format!("{name}.sock"));
+        let socket = self.dir.join(DEVICE_FOLDER).join(&name).join(DEVICE_SOCKET);
         let len = socket.as_os_str().as_bytes().len();
         if len > MAX_SOCKET_PATH {
             return Err(DeviceError::Invalid(format!(
@@ -186,8 +188,12 @@ impl Devices {
         for &ip in &view.on_wire {
             ports.push((ip, port::open(ip).map_err(|error| DeviceError::Conflict(error.to_string()))?));
         }
-        let fd = bind_with(&socket, SockType::SeqPacket, spec.mode, spec.uid, spec.gid)
-            .map_err(|error| DeviceError::Failed(format!("cannot make the socket {}: {error}", socket.display())))?;
+        let fd = make_folder(&socket)
+            .and_then(|()| bind_with(&socket, SockType::SeqPacket, spec.mode, spec.uid, spec.gid))
+            .map_err(|error| {
+                remove_folder(&socket);
+                DeviceError::Failed(format!("cannot make the socket {}: {error}", socket.display()))
+            })?;
         let init = DeviceInit { gids: spec.ips.iter().map(|&ip| Gid::from(ip)).collect(), mtu: view.mtu };
         let up = view.is_up;
         let added = self.datapath.call(move |datapath| datapath.add_device(init, up, ports)).await;
@@ -195,6 +201,7 @@ impl Devices {
             Ok(id) => id,
             Err(error) => {
                 let _ = std::fs::remove_file(&socket);
+                remove_folder(&socket);
                 return Err(error);
             }
         };
@@ -203,6 +210,7 @@ impl Devices {
             Ok(listener) => listener,
             Err(error) => {
                 let _ = std::fs::remove_file(&socket);
+                remove_folder(&socket);
                 self.datapath.post(move |datapath| drop(datapath.remove_device(id)));
                 return Err(DeviceError::Failed(format!("cannot listen on {}: {error}", socket.display())));
             }
@@ -242,6 +250,7 @@ impl Devices {
         if let Err(error) = std::fs::remove_file(&device.socket) {
             tracing::warn!(socket = %device.socket.display(), %error, "cannot remove a socket");
         }
+        remove_folder(&device.socket);
         device.removed.send_replace(true);
         let id = device.id;
         let ended = self.datapath.call(move |datapath| datapath.remove_device(id)).await?;
@@ -295,6 +304,23 @@ impl Devices {
         let (id, port) = (device.id, view.is_up.then_some(view.mtu));
         *lock(&device.port) = view;
         self.datapath.call(move |datapath| datapath.change_ports(id, port, &closed, opened)).await
+    }
+}
+
+/// Each socket has a folder of its own, which is what a container gets: another socket that is bound there later, by a daemon that
+/// was started again, is found as well. The socket's own mode says who may connect.
+fn make_folder(socket: &Path) -> std::io::Result<()> {
+    let folder = socket.parent().expect("a socket lies in a folder");
+    match DirBuilder::new().mode(0o755).create(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
+        made => made,
+    }
+}
+
+/// Unless there is something else in it, such as what `vrdma cdi` keeps for containers.
+fn remove_folder(socket: &Path) {
+    if let Some(folder) = socket.parent() {
+        let _ = std::fs::remove_dir(folder);
     }
 }
 

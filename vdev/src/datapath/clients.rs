@@ -36,6 +36,10 @@ pub struct ClientId {
 pub struct ClientInit {
     /// The device of its socket.
     pub device: DeviceId,
+    /// Its process, 0 when it is not visible from here.
+    pub pid: i32,
+    /// Name of its program, as that gave it.
+    pub program: Arc<str>,
     /// Our mapping of the context page.
     pub page: Mapping,
     /// Written by the client when the page says that we sleep.
@@ -110,6 +114,8 @@ pub(super) struct QueuePair {
 pub struct Client {
     generation: u32,
     pub(super) device: DeviceId,
+    pub(super) pid: i32,
+    pub(super) program: Arc<str>,
     pub(super) page: Mapping,
     pub(super) doorbell: EventFd,
     pub(super) events: OwnedFd,
@@ -177,6 +183,8 @@ impl Datapath {
         let client = Client {
             generation,
             device: init.device,
+            pid: init.pid,
+            program: init.program,
             page: init.page,
             doorbell: init.doorbell,
             events: init.events,

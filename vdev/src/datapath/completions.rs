@@ -72,6 +72,9 @@ impl Datapath {
         // Neither is found when its client has been ended in this round.
         let Some(&(index, cq_index)) = self.cq_by_id.get(&id) else { return };
         let Some(&(_, slot)) = self.qp_by_number.get(&completion.qpn) else { return };
+        if completion.status != Status::Success {
+            self.note_completion(index, completion);
+        }
         let Some(cq) = self.clients[index as usize].as_deref_mut().and_then(|client| client.cqs.at_mut(cq_index)) else {
             return;
         };
@@ -137,6 +140,7 @@ impl Datapath {
     /// Tells clients what the core reports.
     pub(super) fn deliver_events(&mut self) {
         while let Some(event) = self.rnic.poll_event() {
+            self.note_event(&event);
             match event {
                 AsyncEvent::CqError(cq) => {
                     if let Some(&(index, cq_index)) = self.cq_by_id.get(&cq) {

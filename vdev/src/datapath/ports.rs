@@ -188,6 +188,7 @@ impl Datapath {
     pub fn remove_device(&mut self, device: DeviceId) -> (Vec<Client>, Vec<BoxedPort>) {
         let ended = self.detach_all_of(device);
         self.rnic.destroy_device(self.now, device);
+        self.failures.forget(device);
         let ips: Vec<IpAddr> =
             self.ports.entries.iter().flatten().filter(|entry| entry.device == device).map(|e| e.ip).collect();
         (ended, ips.into_iter().filter_map(|ip| self.close_port(ip)).collect())

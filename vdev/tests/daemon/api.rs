@@ -177,7 +177,7 @@ fn description_and_api_agree() {
     }
     let place = Place::new();
     let mut served = Vec::new();
-    for path in ["/v1/version", "/v1/devices", "/v1/devices/{name}", "/metrics"] {
+    for path in ["/v1/version", "/v1/devices", "/v1/devices/{name}", "/v1/devices/{name}/failures", "/metrics"] {
         for method in ["GET", "PUT", "POST", "DELETE", "PATCH"] {
             let (status, body) = place.http(method, &path.replace("{name}", "x"), "");
             // 404 of an existing path speaks of the device.

@@ -24,8 +24,8 @@ fn a_second_daemon_is_refused_and_changes_nothing() {
 #[test]
 fn sockets_of_a_killed_daemon_are_replaced() {
     let folder = Folder::new();
-    std::fs::create_dir(folder.path().join("dev")).unwrap();
-    let stale = [folder.path().join("api.sock"), folder.path().join("dev/old.sock")];
+    std::fs::create_dir_all(folder.path().join("dev/old")).unwrap();
+    let stale = [folder.path().join("api.sock"), folder.path().join("dev/old/sock")];
     for path in &stale {
         drop(UnixListener::bind(path).unwrap());
     }
@@ -76,7 +76,7 @@ fn shutdown_during_many_creations_leaves_nothing() {
 /// A directory whose device sockets have paths of `len` bytes for a name of one letter.
 fn folder_for(len: usize) -> (Folder, PathBuf) {
     let folder = Folder::new();
-    let fixed = folder.path().as_os_str().as_bytes().len() + "/".len() + "/dev/x.sock".len();
+    let fixed = folder.path().as_os_str().as_bytes().len() + "/".len() + "/dev/x/sock".len();
     let path = folder.path().join("y".repeat(len - fixed));
     (folder, path)
 }
@@ -90,12 +90,12 @@ fn socket_path_of_107_bytes_works_and_108_is_refused_by_name() {
         http(&daemon.api_socket(), "PUT", &format!("/v1/devices/{name}"), &body).unwrap()
     };
     assert_eq!(put("x", "203.0.113.1").0, 201);
-    Raw::connect(&dir.join("dev/x.sock"));
+    Raw::connect(&dir.join("dev/x/sock"));
     let (status, body) = put("xx", "203.0.113.2");
     assert_eq!(status, 400);
     assert!(body.contains("108 bytes") && body.contains("107"), "{body}");
     // Nothing of it was made: the address is free.
-    assert!(!dir.join("dev/xx.sock").exists());
+    assert!(!dir.join("dev/xx").exists());
     assert_eq!(put("y", "203.0.113.2").0, 201);
 }
 

@@ -58,7 +58,7 @@ impl Place {
     }
 
     pub fn socket(&self, device: &str) -> PathBuf {
-        self.folder.path().join("dev").join(format!("{device}.sock"))
+        self.folder.path().join("dev").join(device).join("sock")
     }
 
     pub fn add(&self, name: &str, ip: &str) -> Value {

@@ -1,6 +1,7 @@
 //! The device list, and opening and closing devices.
 //!
-//! Our devices are the sockets named in `VRDMA_SOCKET` (several with `:` between them); they come first, then those of the real
+//! Our devices are the sockets named in `VRDMA_SOCKET` (several with `:` between them; a folder stands for the sockets in the device
+//! folders in it, as containers have them); they come first, then those of the real
 //! library if one is loaded. A device node lives for ever once seen, so that pointers to it stay good after the list is freed.
 
 use crate::abi::codes;
@@ -117,6 +118,15 @@ impl Device {
     }
 }
 
+/// The sockets that an entry of [`SOCKETS`] stands for, in the order of their names.
+fn sockets_of(entry: &str) -> Vec<String> {
+    let Ok(folder) = std::fs::read_dir(entry) else { return vec![entry.to_owned()] };
+    let sockets = folder.flatten().map(|device| device.path().join("sock")).filter(|socket| socket.exists());
+    let mut sockets: Vec<String> = sockets.filter_map(|socket| socket.into_os_string().into_string().ok()).collect();
+    sockets.sort();
+    sockets
+}
+
 /// A C string in a fixed field, cut if it is too long.
 pub fn text<const N: usize>(value: &str) -> [c_char; N] {
     let mut field = [0; N];
@@ -136,8 +146,13 @@ type FreeFn = unsafe extern "C" fn(*mut *mut ibv_device);
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     let sockets = std::env::var(SOCKETS).unwrap_or_default();
-    let mut array: Vec<*mut ibv_device> =
-        sockets.split(':').filter(|path| !path.is_empty()).filter_map(Device::find).map(Device::as_ibv).collect();
+    let mut array: Vec<*mut ibv_device> = sockets
+        .split(':')
+        .filter(|entry| !entry.is_empty())
+        .flat_map(sockets_of)
+        .filter_map(|path| Device::find(&path))
+        .map(Device::as_ibv)
+        .collect();
     let mut real_count: c_int = 0;
     let real: *mut *mut ibv_device = match REAL_LIST.get() {
         // SAFETY: the real function of this name has this signature; it gets a valid counter.
