@@ -8,6 +8,7 @@
 //! `SKIP test: reason` and counts it; `./test` installs what is missing and reports the count.
 
 mod built;
+pub mod container;
 mod control_client;
 mod daemon;
 pub mod fuzz;

@@ -89,7 +89,30 @@ fn a_killed_program_ends_its_peers_connection_on_the_wire() {
     again.writer.succeed(GIVE_UP);
 }
 
-/// ST-07 and OS-04: kill and connect again at once, many times.
+/// OS-04: a program with a hundred queue pairs under traffic is killed, 500 times; nothing of it stays.
+#[test]
+fn killed_programs_with_many_queue_pairs_leave_nothing_behind() {
+    const ROUNDS: u32 = 500;
+    let _turn = one_at_a_time();
+    let mut daemon = daemon_with(&["a"]);
+    let mut before = None;
+    for round in 0..ROUNDS {
+        let mut crowd = daemon.run("a", &[CLIENT, "crowd", "--queue-pairs", "100"]);
+        crowd.wait_for_output("streaming", GIVE_UP);
+        crowd.kill();
+        daemon.wait_until_unused("a", CLEAN_UP);
+        // The first rounds may fill caches of the allocator.
+        if round == 20 {
+            before = Some((daemon.open_descriptors(), daemon.mappings(), daemon.resident_bytes()));
+        }
+    }
+    let (descriptors, mappings, resident) = before.expect("enough rounds");
+    is_clean(&daemon, descriptors, mappings);
+    let grown = daemon.resident_bytes().saturating_sub(resident);
+    assert!(grown < 4 << 20, "the daemon grew by {grown} bytes in {ROUNDS} rounds");
+}
+
+/// ST-07: kill and connect again at once, many times.
 #[test]
 fn killing_and_connecting_again_leaves_nothing_behind() {
     let _turn = one_at_a_time();
@@ -180,6 +203,67 @@ fn a_device_removed_in_use_ends_its_clients_only() {
     assert!(removed.status.success(), "{}", removed.output);
     let output = doomed.writer.succeed(GIVE_UP);
     assert!(output.contains("async event 8"), "a fatal event of the device in:\n{output}");
+}
+
+/// DM-13: every order of ending both programs and both devices; then the daemon ends as it should.
+#[test]
+fn every_order_of_the_end_is_fine() {
+    let _turn = one_at_a_time();
+    let mut daemon = daemon_with(&["a", "b", "c", "d"]);
+    let ends = ["lender", "writer", "a", "b"];
+    for number in 0..24 {
+        // The permutation with this number, by the factorial number system.
+        let mut left = ends.to_vec();
+        let order: Vec<&str> = [number / 6, number / 2 % 3, number % 2, 0].map(|at| left.remove(at)).into();
+        let mut pair = streams(&mut daemon, "a", "b", &["--size", "65536"]);
+        for end in &order {
+            match *end {
+                "lender" => pair.lender.kill(),
+                "writer" => pair.writer.kill(),
+                device => {
+                    let (status, answer) = daemon.http("DELETE", &format!("/v1/devices/{device}"), "");
+                    assert_eq!(status, 204, "{order:?}: {answer}");
+                }
+            }
+        }
+        assert!(daemon.process().is_running(), "{order:?}: {}", daemon.process().output());
+        for (number, device) in ["a", "b"].into_iter().enumerate() {
+            daemon.add_device(device, &format!("203.0.113.{}", number + 1));
+        }
+    }
+    let mut pair = streams(&mut daemon, "c", "d", &["--count", "20", "--size", "65536"]);
+    pair.writer.succeed(GIVE_UP);
+    daemon.process().signal(Signal::SIGTERM);
+    let ended = daemon.process().end(GIVE_UP);
+    assert!(ended.status.success(), "{}\n{}", ended.status, ended.output);
+}
+
+/// OS-12: a daemon that is stopped for longer than all retries last goes on where it was: its own timers do not run out at once
+/// for answers that came meanwhile.
+#[test]
+fn a_stopped_daemon_goes_on_where_it_was() {
+    let _turn = one_at_a_time();
+    if missing_program(&["ip"]) || need_root("network namespaces") {
+        return;
+    }
+    let pair = NetnsPair::new(9000);
+    let [mut a, mut b] = [0, 1].map(|end| {
+        let netns = Some(pair.name(end).to_owned());
+        let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
+        daemon.add_device(["a", "b"][end], NetnsPair::IPV4[end]);
+        daemon
+    });
+    let options = ["--count", "4000", "--size", "65536"];
+    let mut streams = Streams::start(CLIENT, (&mut a, "a"), (Some(&mut b), "b"), NetnsPair::IPV4[0], &options);
+    b.process().signal(Signal::SIGSTOP);
+    // Eight attempts of up to 4 x 67 ms.
+    std::thread::sleep(Duration::from_millis(2500));
+    b.process().signal(Signal::SIGCONT);
+    // The receiving one, for less than the retries last.
+    a.process().signal(Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(200));
+    a.process().signal(Signal::SIGCONT);
+    streams.writer.succeed(GIVE_UP);
 }
 
 /// DM-11: signals during work end the daemon soon, and its sockets with it.

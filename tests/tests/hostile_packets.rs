@@ -1,7 +1,7 @@
 //! Packets from outside against a live daemon, made by hand: what is wrong is dropped and counted, what breaks the protocol of
 //! a connection is answered as the architecture says, and neither harms anything else.
 
-use roce::wire::{Bth, Headers, NakCode, Opcode, Reth, Syndrome};
+use roce::wire::{AtomicEth, Bth, Headers, NakCode, Opcode, Reth, Syndrome};
 use roce::{Gid, Rkey};
 use std::net::IpAddr;
 use tests::verbs::{Buffer, state};
@@ -293,6 +293,36 @@ fn a_gap_gives_one_nak_and_a_duplicate_one_acknowledgement() {
     assert!(matches!(scene.peer.aeth().0.syndrome, Syndrome::Ack { .. }));
     assert_eq!(scene.memory.read(0, 64), [0x77; 64], "a duplicate WRITE is not executed again");
     scene.write_works(PSN + 1, 3);
+}
+
+/// RC-07 and RC-08: a repeated atomic is answered with the value of its first execution as long as the responder remembers it,
+/// and not at all after that; either way memory changes once per request.
+#[test]
+fn repeated_atomics_are_executed_once() {
+    /// What the queue pair remembers at most, by `max_dest_rd_atomic`.
+    const REMEMBERED: u32 = 4;
+    let _turn = one_at_a_time();
+    let Some(scene) = scene() else { return };
+    let add = |n: u32| {
+        let atomic = Some(AtomicEth { va: scene.memory.addr(0), rkey: Rkey(scene.rkey), swap_add: 1 << (8 * n), compare: 0 });
+        scene.peer.packet(&Headers { atomic, ..headers(scene.peer.bth(Opcode::RcFetchAdd, PSN + n)) }, &[])
+    };
+    // Request `n` raises byte `n` of the word; this is the word after `n` requests.
+    let after = |n: u32| u64::from_le_bytes(std::array::from_fn(|byte| u8::from((byte as u32) < n)));
+    let word = || u64::from_ne_bytes(scene.memory.read(0, 8).try_into().expect("8 bytes"));
+    for n in 0..=REMEMBERED {
+        scene.peer.send(&add(n));
+        assert_eq!(scene.peer.answer().atomic_ack, Some(after(n)), "request {n}");
+    }
+    for n in 1..=REMEMBERED {
+        scene.peer.send(&add(n));
+        assert_eq!(scene.peer.answer().atomic_ack, Some(after(n)), "request {n} again");
+    }
+    scene.peer.send(&add(0));
+    scene.peer.silence("an atomic that is too old to be remembered");
+    assert_eq!(word(), after(REMEMBERED + 1));
+    assert_eq!(scene.client.qp_state(scene.qp.handle), state::RTS);
+    scene.write_works(PSN + REMEMBERED + 1, 5);
 }
 
 /// A stranger's packets with the right numbers but another address do not reach the connection.

@@ -28,7 +28,7 @@ fn a_socket_path_that_is_too_long_is_refused_with_the_limit() {
     assert!(!long.exists(), "nothing was made");
 
     let daemon = Daemon::start();
-    let room = 107 - daemon.device_socket("").as_os_str().len();
+    let room = 108 - daemon.device_socket("x").as_os_str().len();
     for (len, status) in [(room, 201), (room + 1, 400)] {
         let name = "n".repeat(len);
         let (got, body) = daemon.http("PUT", &format!("/v1/devices/{name}"), r#"{"ips":["203.0.113.1"]}"#);
@@ -126,6 +126,38 @@ fn another_user_needs_permission_and_nothing_more() {
     let ended = Program::start("nobody-del", daemon.folder(), command).end(LIMIT);
     assert_eq!(ended.status.code(), Some(1), "{}", ended.output);
     assert!(ended.output.contains("permission"), "{}", ended.output);
+}
+
+/// OS-07: programs in namespaces of their own, without `/dev/shm` or with nothing writable, work as any other: what they share
+/// with the daemon comes over its socket. So they do when the daemon cannot see their processes.
+#[test]
+fn namespaces_do_not_matter() {
+    let _turn = one_at_a_time();
+    if missing_program(&["unshare", "mount"]) || need_root("namespaces") {
+        return;
+    }
+    let hidden_by = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"].map(str::to_owned).to_vec();
+    for wrapper in [Vec::new(), hidden_by] {
+        let mut daemon = Daemon::start_with(DaemonOptions { wrapper, ..DaemonOptions::default() });
+        daemon.add_device("a", "203.0.113.1");
+        let read_only = format!("mount -t tmpfs -o ro none /dev/shm && mount -o remount,bind,ro / && exec {CLIENT} \"$@\"");
+        for words in [
+            "unshare --ipc",
+            "unshare --ipc --pid --fork --kill-child --mount-proc",
+            "unshare --user --map-root-user",
+            "unshare --net --uts --cgroup",
+            "unshare --mount",
+        ] {
+            let mut command: Vec<&str> = words.split(' ').collect();
+            match words {
+                "unshare --mount" => command.extend(["sh", "-c", &read_only, "sh"]),
+                _ => command.push(CLIENT),
+            }
+            command.extend(["registration", "--count", "10"]);
+            let output = daemon.run("a", &command).succeed(LIMIT);
+            assert!(output.contains("OK"), "{words}: {output}");
+        }
+    }
 }
 
 /// OS-01: a small limit of locked memory is no obstacle, as nothing is pinned.
@@ -263,5 +295,5 @@ fn bad_requests_to_the_api_are_refused_with_a_reason() {
     let _ = http(&daemon.api_socket(), "PUT", "/v1/devices/a", &huge);
     assert!(daemon.resident_bytes() < before + (4 << 20), "a huge body is collected");
     assert_eq!(daemon.http("GET", "/v1/devices", "").1.trim(), "[]", "nothing was made");
-    assert!(daemon.folder().parent().is_some_and(|parent| !parent.join("escape.sock").exists()));
+    assert!(daemon.folder().parent().is_some_and(|parent| !parent.join("escape").exists()));
 }

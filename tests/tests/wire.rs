@@ -1,7 +1,8 @@
 //! Unmodified programs between two daemons in two network namespaces: the UDP path, with the path MTU that the interface
 //! allows.
 
-use tests::matrix::{self, Row, Side};
+use std::time::Duration;
+use tests::matrix::{self, Report, Row, Side};
 use tests::{Daemon, DaemonOptions, NetnsPair, missing_program, need_root, one_at_a_time};
 
 /// Runs a row over a veth pair with this Ethernet MTU, on which the devices must show this path MTU.
@@ -26,6 +27,31 @@ fn daemons(pair: &NetnsPair) -> [Daemon; 2] {
         daemon.add_device(["a", "b"][end], NetnsPair::IPV4[end]);
         daemon
     })
+}
+
+/// AD-01 and AD-03: each address of a device is a GID that works, IPv6 as well as IPv4, and one that is not there is refused.
+#[test]
+fn every_gid_works() {
+    let _turn = one_at_a_time();
+    if missing_program(&["ibv_rc_pingpong", "ip"]) || need_root("network namespaces") {
+        return;
+    }
+    let pair = NetnsPair::new(9000);
+    let [mut server, mut client] = [0, 1].map(|end| {
+        let netns = Some(pair.name(end).to_owned());
+        let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
+        let words = ["dev", "add", ["a", "b"][end], "--ip", NetnsPair::IPV6[end], "--ip", NetnsPair::IPV4[end]];
+        let added = daemon.cli(&words);
+        assert!(added.status.success(), "{}", added.output);
+        daemon
+    });
+    for options in ["-g 0 -n 200 -c", "-g 1 -n 200 -c", "-g 0 -n 200 -m 4096 -s 100000"] {
+        let row = Row { program: "ibv_rc_pingpong", options, report: Report::Pingpong };
+        let side = Side { daemon: &mut server, device: "a" };
+        matrix::run(&row, side, "b", Some(&mut client), NetnsPair::IPV4[0]);
+    }
+    let ended = client.run("b", &["ibv_rc_pingpong", "-g", "2", NetnsPair::IPV4[0]]).end(Duration::from_secs(20));
+    assert!(!ended.status.success(), "{}", ended.output);
 }
 
 mod mtu_1024 {

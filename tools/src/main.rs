@@ -8,6 +8,7 @@
 
 mod api;
 mod args;
+mod cdi;
 mod daemon;
 mod demo;
 mod dev;
@@ -15,6 +16,7 @@ mod library;
 mod output;
 mod place;
 mod run;
+mod view;
 
 use std::process::ExitCode;
 
@@ -45,6 +47,7 @@ fn carry_out(args: Args) -> Result<()> {
         Command::DemoSide { side } => demo::carry_out_side(side),
         Command::Daemon => daemon::carry_out(&place()?),
         Command::Dev(command) => dev::carry_out(&api::Client::new(place()?)?, command, args.json),
+        Command::Cdi(command) => cdi::carry_out(&place()?, command, args.json),
         Command::Run(options) => run::carry_out(&place()?, options),
     }
 }

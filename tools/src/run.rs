@@ -13,7 +13,7 @@ use crate::library;
 use crate::place::Place;
 
 /// Where the preload library finds the device sockets.
-const SOCKET_VARIABLE: &str = "VRDMA_SOCKET";
+pub const SOCKET_VARIABLE: &str = "VRDMA_SOCKET";
 
 /// Does not return when the program starts.
 pub fn carry_out(place: &Place, options: RunOptions) -> Result<()> {
@@ -25,6 +25,11 @@ pub fn carry_out(place: &Place, options: RunOptions) -> Result<()> {
             sockets.push(":");
         }
         sockets.push(socket);
+    }
+    if options.view {
+        let client = crate::api::Client::new(place.clone())?;
+        let devices = options.devices.iter().map(|name| client.device(name)).collect::<Result<Vec<_>>>()?;
+        crate::view::enter(&devices)?;
     }
     let program = &options.program[0];
     let mut command = Command::new(program);

@@ -3,6 +3,7 @@
 //!
 //! `verbs-client MODE [--key value]…`; run with `vrdma run --dev NAME -- verbs-client …`.
 
+mod crowd;
 mod data;
 mod lookup;
 mod meet;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     }
     let words = Words(pairs);
     let outcome = match mode.as_str() {
+        "crowd" => crowd::run(&words),
         "data" => data::run(&words),
         "stream" => stream::run(&words),
         "lookup" => lookup::run(&words),

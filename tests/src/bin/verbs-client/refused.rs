@@ -206,13 +206,12 @@ fn memory_that_is_gone(session: &Rc<Session>) -> Outcome<()> {
         let p = Pair::new(session, access::ALL)?;
         p.local.take_away()?;
         let sges = vec![Sge { addr: p.local.addr(0), length, lkey: p.local_region.lkey() }];
-        let work = Work { wr_id: 1, opcode: opcode::SEND, sges, ..p.write(0, 8) };
-        p.qps[0].post_send(&[work])?;
+        p.qps[0].post_send(&[Work { sges, ..p.write(0, length) }])?;
         let wc = completion(&p.cqs[0])?;
         if wc.status != status::LOCAL_PROTECTION {
-            return Err(format!("a SEND of {length} bytes from memory that is gone: {wc:?}").into());
+            return Err(format!("a WRITE of {length} bytes from memory that is gone: {wc:?}").into());
         }
-        say(&format!("refused a SEND of {length} bytes from memory that is gone"));
+        say(&format!("refused a WRITE of {length} bytes from memory that is gone"));
     }
     let p = Pair::new(session, access::ALL)?;
     p.local.take_away()?;
