@@ -16,8 +16,8 @@ const ENOUGH_CORES: usize = 4;
 /// core, and only after we have left when it needs ours. Measured on two cores, where 16 and 32 are both half as slow again.
 const LOOKS: u32 = 24;
 
-/// Pause between looks of a wait that naps: shorter than long messages take.
-const NAP: Duration = Duration::from_micros(50);
+/// Pause between looks of a wait that naps: about what a message of 1 MiB takes. Each look takes the core from whoever carries it.
+const NAP: Duration = Duration::from_micros(300);
 
 /// Whether both ends and a software device have to share cores.
 pub fn cores_are_few() -> bool {

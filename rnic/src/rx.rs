@@ -38,7 +38,7 @@ impl Rnic {
         }
         let flow = Flow { src: meta.src.to_canonical(), dst: meta.dst.to_canonical(), src_port: meta.src_port };
         let segment_len = if meta.segment_len == 0 { bytes.len() } else { meta.segment_len };
-        let mut receiver = Receiver { now, device: meta.device, flow, prefix: None, batch_qpn: Qpn::default() };
+        let mut receiver = Receiver { now, device: meta.device, flow, segment_len, prefix: None, batch_qpn: Qpn::default() };
         let mut at = 0;
         while at < bytes.len() {
             let end = bytes.len().min(at + segment_len);
@@ -60,6 +60,7 @@ struct Receiver {
     now: Instant,
     device: DeviceId,
     flow: Flow,
+    segment_len: usize,
     /// ICRC of the headers below the BTH, for packets of this length.
     prefix: Option<(usize, Prefix)>,
     /// Whose packets the open batch holds.
@@ -80,7 +81,7 @@ impl Receiver {
             shared.drops.malformed += 1;
             return;
         };
-        if !self.icrc_is_good(packet) {
+        if !self.icrc_is_good(start, packet) {
             shared.drops.icrc += 1;
             note_drop(qps, headers.bth.dest_qpn, "icrc");
             return;
@@ -143,14 +144,15 @@ impl Receiver {
         }
     }
 
-    fn icrc_is_good(&mut self, packet: &[u8]) -> bool {
+    /// `start` is the packet's offset in the burst: segments of one send are numbered from 0.
+    fn icrc_is_good(&mut self, start: usize, packet: &[u8]) -> bool {
         let prefix = match self.prefix {
             Some((len, prefix)) if len == packet.len() => Ok(prefix),
             _ => Prefix::new(&self.flow, packet.len()),
         };
         let Ok(prefix) = prefix else { return false };
         self.prefix = Some((packet.len(), prefix));
-        prefix.check(packet).is_ok()
+        prefix.check((start / self.segment_len) as u16, packet).is_ok()
     }
 
     /// Whether the packet can be taken before the open batch is written.

@@ -87,9 +87,11 @@ fn icrc_burst(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("compute", payload), |b| {
             b.iter(|| prefix.compute(black_box(7), black_box(without_icrc)));
         });
-        group.bench_function(BenchmarkId::new("check with identification", payload), |b| {
-            b.iter(|| prefix.check(black_box(&numbered)));
-        });
+        for (what, likely_id) in [("check with the likely identification", 7), ("check with another identification", 0)] {
+            group.bench_function(BenchmarkId::new(what, payload), |b| {
+                b.iter(|| prefix.check(black_box(likely_id), black_box(&numbered)));
+            });
+        }
     }
     group.finish();
 }

@@ -73,7 +73,7 @@ fn ipv4_flips_in_the_largest_packet() {
     let mut found = vec![];
     for (at, bit) in all_bits((0..udp_payload.len()).filter(|&at| at != 4)) {
         flipped[at] ^= 1 << bit;
-        if let Ok(fields) = prefix.identify(&flipped) {
+        if let Ok(fields) = prefix.identify(0, &flipped) {
             found.push((at, bit, fields));
         }
         flipped[at] ^= 1 << bit;
@@ -92,7 +92,9 @@ fn every_identification_is_recovered() {
         for id in 0..=u16::MAX {
             let icrc = prefix.compute(id, &packet[..at]).to_le_bytes();
             packet[at..].copy_from_slice(&icrc);
-            assert_eq!(prefix.identify(&packet), Ok(Some(Ipv4Fields { id, dont_fragment: true })));
+            for likely in [0, id, !id, id.wrapping_sub(1)] {
+                assert_eq!(prefix.identify(likely, &packet), Ok(Some(Ipv4Fields { id, dont_fragment: true })));
+            }
         }
     }
 }
@@ -132,7 +134,7 @@ proptest! {
         let _ = icrc::check(&flow(false), &bytes);
         let prefix = Prefix::new(&flow(false), 64).expect("a good length");
         if bytes.len() != 64 {
-            prop_assert_eq!(prefix.check(&bytes), Err(WireError::Icrc));
+            prop_assert_eq!(prefix.check(0, &bytes), Err(WireError::Icrc));
         }
     }
 }
@@ -148,7 +150,7 @@ fn random_damage_passes_ipv4_no_more_often_than_documented() {
     let passed = (0..samples)
         .filter(|i: &u32| {
             packet[at..].copy_from_slice(&i.wrapping_mul(0x9E37_79B1).to_le_bytes());
-            prefix.check(&packet).is_ok()
+            prefix.check(0, &packet).is_ok()
         })
         .count();
     assert!((64..=256).contains(&passed), "{passed} of {samples} passed, 128 were expected");
@@ -185,5 +187,5 @@ fn lengths_are_checked() {
 fn identification_of_the_longest_ipv4_packet() {
     let packet = IpPacket::new(&flow(false), id_with_df(0x5AA5), &send_only(65504 - 16));
     let prefix = Prefix::new(&flow(false), 65504).expect("a good length");
-    assert_eq!(prefix.identify(packet.udp_payload()), Ok(Some(Ipv4Fields { id: 0x5AA5, dont_fragment: true })));
+    assert_eq!(prefix.identify(0, packet.udp_payload()), Ok(Some(Ipv4Fields { id: 0x5AA5, dont_fragment: true })));
 }

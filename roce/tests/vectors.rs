@@ -116,7 +116,7 @@ fn icrc() {
         assert_eq!(packet.reference_icrc(), u32::from_le_bytes(*stored), "{name}: the reference of these tests");
         assert_eq!(icrc::check(&flow, udp_payload), Ok(()), "{name}");
 
-        let fields = Prefix::new(&flow, udp_payload.len()).and_then(|prefix| prefix.identify(udp_payload));
+        let fields = Prefix::new(&flow, udp_payload.len()).and_then(|prefix| prefix.identify(7, udp_payload));
         if packet.is_ipv4() {
             let id = u16::from_be_bytes([packet.0[4], packet.0[5]]);
             let dont_fragment = packet.0[6] & 0x40 != 0;

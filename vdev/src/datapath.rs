@@ -40,6 +40,7 @@ mod calls;
 mod clients;
 mod commands;
 mod completions;
+mod crowd;
 mod failures;
 mod handles;
 pub mod limits;
@@ -69,20 +70,24 @@ pub use status::DeviceStatus;
 
 use crate::memory::Memories;
 use commands::Commands;
+use crowd::Crowd;
 use failures::Failures;
 use ports::Ports;
 use rings::Scratch;
 use spin::{Idle, Spin};
 use wake::{Epoll, Source, Waker};
 
-/// Looks without work between two looks at descriptors while spinning.
+/// Time between two looks at descriptors while there is nothing else to do.
 const DESCRIPTORS_EVERY: Duration = Duration::from_micros(10);
+/// The same while there is other work, or a stream of long bursts comes in: a look costs as much as a packet, and bursts taken
+/// several at a time cost less each.
+const DESCRIPTORS_EVERY_BUSY: Duration = Duration::from_micros(50);
 /// A client that has not rung for this long is armed while others are polled.
 const CLIENT_IDLE: Duration = Duration::from_millis(2);
 /// Steps of transmission per round, so that doorbells and completions do not wait long.
 const STEPS_PER_ROUND: u32 = 32;
 /// Bytes of transmission per round, for the same reason.
-const BYTES_PER_ROUND: u64 = 128 << 10;
+const BYTES_PER_ROUND: u64 = 192 << 10;
 /// Identifiers come from the core, which does not let clients choose them; one multiplication spreads them.
 #[derive(Default)]
 struct IdHasher(u64);
@@ -198,14 +203,17 @@ impl Datapath {
     fn serve(&mut self, waker: &Waker, commands: &Commands) {
         spin::ask_for_short_slice();
         let mut spin = Spin::new();
+        let mut crowd = Crowd::new();
         let mut found = Vec::new();
         let mut last_work = self.now;
         let mut last_descriptors = self.now;
         let mut last_sweep = self.now;
+        let mut worked = false;
         while !self.stopping {
             self.now = clock();
-            let mut worked = commands.execute(self);
-            if self.now.saturating_since(last_descriptors) >= DESCRIPTORS_EVERY {
+            let pause = if worked || self.ports.streams_in() { DESCRIPTORS_EVERY_BUSY } else { DESCRIPTORS_EVERY };
+            worked = commands.execute(self);
+            if self.now.saturating_since(last_descriptors) >= pause {
                 last_descriptors = self.now;
                 self.look_at_descriptors(waker, Some(Duration::ZERO), &mut found);
             }
@@ -218,6 +226,7 @@ impl Datapath {
                 self.arm_idle_clients();
             }
             if worked {
+                crowd.look(self.now);
                 continue;
             }
             if spin.nothing(self.now, last_work) == Idle::Look {

@@ -25,6 +25,8 @@ const BURSTS: usize = 32;
 const ARENA_BYTES: usize = 4 * MAX_BURST_BYTES;
 /// Times that one port is asked per round while it has more.
 const RECEIVES_PER_ROUND: u32 = 4;
+/// More bytes than this in one round are part of a stream.
+const STREAM_BYTES: usize = 32 << 10;
 /// Offset and length of the destination QPN in a BTH (IBA 9.2).
 const BTH_DEST_QPN: Range<usize> = 5..8;
 
@@ -46,6 +48,8 @@ pub(super) struct Ports {
     by_ip: HashMap<IpAddr, u32>,
     /// Indices of ports that may have packets.
     readable: Vec<u32>,
+    /// Bytes of the last round in which packets came in.
+    last_bytes: usize,
     /// Taken out while it is in use.
     buffers: Option<Box<ReceiveBuffers>>,
     arena: Box<[u8]>,
@@ -61,6 +65,7 @@ impl Ports {
             entries: Vec::new(),
             by_ip: HashMap::new(),
             readable: Vec::new(),
+            last_bytes: 0,
             buffers: Some(Box::default()),
             // Zeroed memory costs nothing before it is used.
             arena: vec![0; ARENA_BYTES].into_boxed_slice(),
@@ -76,6 +81,11 @@ impl Ports {
             self.flush();
         }
         &mut self.arena[self.used..]
+    }
+
+    /// Whether a stream of long bursts comes in.
+    pub fn streams_in(&self) -> bool {
+        self.last_bytes > STREAM_BYTES
     }
 
     pub fn without_port(&self) -> u64 {
@@ -125,6 +135,7 @@ impl Datapath {
             return false;
         }
         let mut buffers = self.ports.buffers.take().expect("put back after each use");
+        let mut received = 0;
         let mut any = false;
         let mut next = 0;
         while let Some(&index) = self.ports.readable.get(next) {
@@ -134,6 +145,7 @@ impl Datapath {
                 for _ in 0..RECEIVES_PER_ROUND {
                     let more = entry.port.receive(&mut buffers, &mut |arrival, bytes| {
                         got = true;
+                        received += bytes.len();
                         self.arrived(device, dst, arrival, bytes);
                     });
                     if !more {
@@ -151,6 +163,9 @@ impl Datapath {
             }
         }
         self.ports.buffers = Some(buffers);
+        if any {
+            self.ports.last_bytes = received;
+        }
         any
     }
 

@@ -24,6 +24,11 @@ const SHY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_sec
 /// running one takes the CPU from it (Linux 6.12).
 const SLICE_NS: u64 = 100_000;
 
+/// Whether a CPU for the data path alone would be one too many.
+pub(super) fn cpus_are_scarce() -> bool {
+    std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() <= SCARCE_CPUS)
+}
+
 /// What to do now that there is nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Idle {
@@ -44,8 +49,7 @@ pub(super) struct Spin {
 
 impl Spin {
     pub fn new() -> Spin {
-        let scarce = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() <= SCARCE_CPUS);
-        Spin { scarce, shy_until: Instant::ZERO, shy_for: SHY.0 }
+        Spin { scarce: cpus_are_scarce(), shy_until: Instant::ZERO, shy_for: SHY.0 }
     }
 
     /// Nothing was found at `now`; the last work was at `last_work`.

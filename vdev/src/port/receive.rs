@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Datagrams per call. Few, so that the buffers stay in the cache: a merged datagram holds up to 64 KiB by itself.
-const SLOTS: usize = 8;
+const SLOTS: usize = 4;
 /// The longest datagram.
 const SLOT_BYTES: usize = 65536;
 /// Room for the two control messages asked for.

@@ -7,6 +7,7 @@ use super::sockets::{Local, Sender, Senders, receiver};
 use super::{Arrival, Burst, MAX_BURST_BYTES, MAX_BURST_PACKETS, Port, PortCounters, PortError};
 use roce::wire::{ICRC_LEN, UDP_PORT, icrc};
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -172,24 +173,24 @@ struct Control([u8; 24]);
 
 /// Sends bursts as they are, each in one message; returns how many the system took, 1 or more.
 fn send_messages(sender: &Sender, local: Local, bursts: &[Burst<'_>]) -> io::Result<usize> {
-    let mut names = [const { None::<SockaddrStorage> }; MAX_MESSAGES];
-    let mut ranges = [libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 }; MAX_MESSAGES];
-    let mut controls = [Control([0; 24]); MAX_MESSAGES];
-    // SAFETY: all-zero headers are valid.
-    let mut headers: [libc::mmsghdr; MAX_MESSAGES] = unsafe { core::mem::zeroed() };
+    // Filled as far as there are bursts: clearing all of it would cost as much as a small packet.
+    let mut names = [const { MaybeUninit::<SockaddrStorage>::uninit() }; MAX_MESSAGES];
+    let mut ranges = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_MESSAGES];
+    let mut controls = [const { MaybeUninit::<Control>::uninit() }; MAX_MESSAGES];
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_MESSAGES];
     for (n, burst) in bursts.iter().enumerate() {
         let (transmit, bytes) = (burst.transmit, burst.bytes);
         assert!(bytes.len() <= MAX_BURST_BYTES && packets(burst) <= MAX_BURST_PACKETS, "a burst of {} bytes", bytes.len());
-        let name = &*names[n].insert(SocketAddr::into(local.at(transmit.dst, UDP_PORT)));
-        ranges[n] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let header = &mut headers[n].msg_hdr;
+        let name = &*names[n].write(SocketAddr::into(local.at(transmit.dst, UDP_PORT)));
+        // SAFETY: an all-zero header is valid.
+        let header = &mut headers[n].write(unsafe { core::mem::zeroed() }).msg_hdr;
         header.msg_name = name.as_ptr().cast_mut().cast();
         header.msg_namelen = name.len();
-        header.msg_iov = &raw mut ranges[n];
+        header.msg_iov = ranges[n].write(libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() });
         header.msg_iovlen = 1;
         if bytes.len() > transmit.segment_len {
             let segment = u16::try_from(transmit.segment_len).expect("a segment shorter than a burst");
-            header.msg_control = controls[n].0.as_mut_ptr().cast();
+            header.msg_control = controls[n].write(Control([0; 24])).0.as_mut_ptr().cast();
             // SAFETY: arithmetic only.
             header.msg_controllen = unsafe { libc::CMSG_SPACE(2) } as _;
             // SAFETY: the control memory has room for one message of 2 bytes, and is aligned.
@@ -203,8 +204,9 @@ fn send_messages(sender: &Sender, local: Local, bursts: &[Burst<'_>]) -> io::Res
         }
     }
     // SAFETY: all pointers are to memory of this frame or of the bursts, with their true lengths; the kernel only reads them.
-    let sent =
-        unsafe { libc::sendmmsg(sender.fd.as_raw_fd(), headers.as_mut_ptr(), bursts.len() as _, libc::MSG_DONTWAIT as _) };
+    let sent = unsafe {
+        libc::sendmmsg(sender.fd.as_raw_fd(), headers.as_mut_ptr().cast(), bursts.len() as _, libc::MSG_DONTWAIT as _)
+    };
     match usize::try_from(sent) {
         Ok(sent) if sent > 0 => Ok(sent),
         _ => Err(io::Error::last_os_error()),
