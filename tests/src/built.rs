@@ -25,7 +25,17 @@ fn build() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace");
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
-        .args(["build", "--release", "--quiet", "--package", "tools", "--package", "vdev-verbs"])
+        .args([
+            "build",
+            "--release",
+            "--quiet",
+            "--package",
+            "tools",
+            "--package",
+            "vdev-verbs",
+            "--package",
+            "vdev-verbs-dropin",
+        ])
         .current_dir(root)
         .status()
         .expect("cargo can be started");

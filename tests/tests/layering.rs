@@ -11,6 +11,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("emtt", &["roce"]),
     ("rnic", &["emtt", "roce"]),
     ("vdev-verbs", &["vdev-abi"]),
+    ("vdev-verbs-dropin", &["vdev-abi"]),
     ("vdev", &["rnic", "emtt", "roce", "vdev-abi"]),
 ];
 /// Crates that may use any other, and that no other may use (`skip` is for the tests of all).

@@ -143,7 +143,7 @@ type ListFn = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
 type FreeFn = unsafe extern "C" fn(*mut *mut ibv_device);
 
 /// All devices: ours, then the real library's. The array ends with a null pointer.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
     let sockets = std::env::var(SOCKETS).unwrap_or_default();
     let mut array: Vec<*mut ibv_device> = sockets
@@ -183,7 +183,7 @@ pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *m
 }
 
 /// Frees a list, and the real library's that was merged into it.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     let mut lists = lock(&LISTS);
     let ours = lists.iter().position(|known| known.array == list as usize).map(|at| lists.swap_remove(at));
@@ -241,12 +241,19 @@ verbs! {
         } else minus_one(libc::ENOSYS);
 }
 
-/// Imports a device of another process: never one of ours.
-#[unsafe(no_mangle)]
+/// Imports a device of another process or of this one: never one of ours. A descriptor that is no device is not handed on to the
+/// real library.
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     static REAL: Real = Real::new(c"ibv_import_device");
     type Import = unsafe extern "C" fn(c_int) -> *mut ibv_context;
-    match REAL.get() {
+    // SAFETY: an all-zero value is valid.
+    let mut stat: libc::stat = unsafe { core::mem::zeroed() };
+    // SAFETY: a writable struct.
+    if unsafe { libc::fstat(cmd_fd, &mut stat) } != 0 {
+        return null(libc::EBADF);
+    }
+    match REAL.get().filter(|_| stat.st_mode & libc::S_IFMT == libc::S_IFCHR) {
         // SAFETY: the real function of this name has this signature.
         Some(import) => unsafe { core::mem::transmute::<*mut core::ffi::c_void, Import>(import)(cmd_fd) },
         None => null(libc::EOPNOTSUPP),
@@ -254,7 +261,7 @@ pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
 }
 
 /// Children of `fork` do not disturb registered memory: the daemon reaches it by address space, and pins nothing.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub unsafe extern "C" fn ibv_fork_init() -> c_int {
     static REAL: Real = Real::new(c"ibv_fork_init");
     let real = match REAL.get() {
@@ -267,7 +274,7 @@ pub unsafe extern "C" fn ibv_fork_init() -> c_int {
 }
 
 /// See [`ibv_fork_init`].
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub unsafe extern "C" fn ibv_is_fork_initialized() -> c_int {
     static REAL: Real = Real::new(c"ibv_is_fork_initialized");
     match (configured(), REAL.get()) {

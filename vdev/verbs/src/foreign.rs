@@ -69,6 +69,13 @@ impl Real {
     }
 }
 
+/// In the place of the real library there is none behind.
+#[cfg(versioned)]
+fn find(_name: &CStr) -> *mut c_void {
+    ptr::null_mut()
+}
+
+#[cfg(not(versioned))]
 fn find(name: &CStr) -> *mut c_void {
     // SAFETY: a C string; the handle means "behind us in the search order".
     let address = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
@@ -89,7 +96,7 @@ macro_rules! verbs {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty, if $own:expr => $body:block else $missing:expr;)*) => {
         $(
             $(#[$doc])*
-            #[unsafe(no_mangle)]
+            #[cfg_attr(not(versioned), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
                 // SAFETY: the C interface demands that the caller pass live objects and valid pointers; the real function has
                 // the same signature.

@@ -8,7 +8,7 @@ fn pick(names: &[&'static CStr], code: c_int, unknown: &'static CStr) -> *const 
 }
 
 /// `enum ibv_wc_status` in words.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
     let names = [
         c"success",
@@ -40,7 +40,7 @@ pub extern "C" fn ibv_wc_status_str(status: c_int) -> *const c_char {
 }
 
 /// `enum ibv_node_type` in words.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {
     let names = [
         c"unknown",
@@ -56,14 +56,14 @@ pub extern "C" fn ibv_node_type_str(node_type: c_int) -> *const c_char {
 }
 
 /// `enum ibv_port_state` in words; `ibv_devinfo` prints it in brackets.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub extern "C" fn ibv_port_state_str(state: c_int) -> *const c_char {
     let names = [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
     pick(&names, state, c"unknown")
 }
 
 /// `enum ibv_event_type` in words.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub extern "C" fn ibv_event_type_str(event: c_int) -> *const c_char {
     let names = [
         c"CQ error",
@@ -118,31 +118,31 @@ const RATES: [(c_int, c_int, c_int); 23] = [
 ];
 
 /// Multiple of 2.5 Gb/s, or -1.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub extern "C" fn ibv_rate_to_mult(rate: c_int) -> c_int {
     RATES.iter().find(|entry| entry.0 == rate && entry.1 > 0).map_or(-1, |entry| entry.1)
 }
 
 /// The rate with this multiple of 2.5 Gb/s, or 0, no limit.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub extern "C" fn mult_to_ibv_rate(mult: c_int) -> c_int {
     RATES.iter().find(|entry| entry.1 == mult && mult > 0).map_or(0, |entry| entry.0)
 }
 
 /// Mb/s, or -1.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub extern "C" fn ibv_rate_to_mbps(rate: c_int) -> c_int {
     RATES.iter().find(|entry| entry.0 == rate && entry.2 > 0).map_or(-1, |entry| entry.2)
 }
 
 /// The rate with these Mb/s, or 0, no limit.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_int {
     RATES.iter().find(|entry| entry.2 == mbps && mbps > 0).map_or(0, |entry| entry.0)
 }
 
 /// Where sysfs is.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     static REAL: Real = Real::new(c"ibv_get_sysfs_path");
     match REAL.get() {
@@ -156,7 +156,7 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
 ///
 /// # Safety
 /// C strings, and `size` writable bytes.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub unsafe extern "C" fn ibv_read_sysfs_file(
     directory: *const c_char,
     file: *const c_char,
