@@ -123,6 +123,31 @@ mod ring {
             Ok(())
         }
 
+        /// The end of another ring, to which the completions that the client has not read move, and its wish for an event. The
+        /// client leaves both rings alone meanwhile, and goes on at the start of the new one.
+        ///
+        /// # Errors
+        /// [`PushError::Full`] when the new ring has no room for them, and [`PushError::Corrupt`]; nothing has changed then.
+        pub fn move_to(&self, from: &Mapping, to: &Mapping, layout: &CqLayout) -> Result<CqProducer, PushError> {
+            let consumed = from.u32_at(CqLayout::CONSUMER).load(Ordering::Acquire);
+            let unread = self.produced.wrapping_sub(consumed);
+            if unread > self.depth {
+                return Err(PushError::Corrupt { consumer: consumed, producer: self.produced });
+            }
+            if unread > layout.depth {
+                return Err(PushError::Full);
+            }
+            let mut moved = CqProducer::new(layout);
+            for n in 0..unread {
+                let index = consumed.wrapping_add(n) & (self.depth - 1);
+                let entry: CompletionEntry = from.read(CqLayout::RING + index as usize * size_of::<CompletionEntry>());
+                moved.push(to, entry)?;
+            }
+            let armed = from.u32_at(CqLayout::ARMED).load(Ordering::Relaxed);
+            to.u32_at(CqLayout::ARMED).store(armed, Ordering::Relaxed);
+            Ok(moved)
+        }
+
         /// Whether an event is due after completions were pushed; see [`Notify::take`].
         #[must_use]
         pub fn take_arm(&self, map: &Mapping, solicited: bool) -> bool {
@@ -238,6 +263,36 @@ mod ring {
             map.u32_at(CqLayout::CONSUMER).store(3, Ordering::Relaxed);
             let error = producer.push(&map, CompletionEntry::default()).unwrap_err();
             assert_eq!(error, PushError::Corrupt { consumer: 3, producer: 2 });
+        }
+
+        #[test]
+        fn unread_completions_move_to_another_ring() {
+            let (map, mut producer, mut consumer) = queue(4);
+            for wr_id in 0..4 {
+                producer.push(&map, CompletionEntry { wr_id, ..CompletionEntry::default() }).unwrap();
+            }
+            consumer.advance(&map, 2);
+            producer.push(&map, CompletionEntry { wr_id: 4, ..CompletionEntry::default() }).unwrap();
+            consumer.arm(&map, false);
+
+            let small = CqLayout::new(2).unwrap();
+            let (_fd, to) = Mapping::create(c"vrdma-test", small.bytes).unwrap();
+            assert_eq!(producer.move_to(&map, &to, &small).unwrap_err(), PushError::Full);
+
+            let large = CqLayout::new(8).unwrap();
+            let (_fd, to) = Mapping::create(c"vrdma-test", large.bytes).unwrap();
+            let mut moved = producer.move_to(&map, &to, &large).unwrap();
+            let mut reader = CqConsumer::new(&large);
+            assert!(moved.take_arm(&to, false), "the wish for an event moves too");
+            moved.push(&to, CompletionEntry { wr_id: 5, ..CompletionEntry::default() }).unwrap();
+            for wr_id in 2..6 {
+                assert_eq!(reader.peek(&to, 0).unwrap().wr_id, wr_id);
+                reader.advance(&to, 1);
+            }
+            assert_eq!(reader.peek(&to, 0), None);
+
+            map.u32_at(CqLayout::CONSUMER).store(99, Ordering::Relaxed);
+            assert_eq!(producer.move_to(&map, &to, &large).unwrap_err(), PushError::Corrupt { consumer: 99, producer: 5 });
         }
 
         #[test]

@@ -74,6 +74,14 @@ pub enum Request {
         /// The client's own value, sent in events.
         cookie: u64,
     },
+    /// Gives a completion queue a ring of another depth, to which the unread completions move. Answer: [`Reply::Cq`]; until it
+    /// comes the client leaves the old ring alone.
+    ResizeCq {
+        /// The queue.
+        cq: Handle,
+        /// As in [`Self::CreateCq`].
+        depth: u32,
+    },
     /// Ends a completion queue. Answer: [`Reply::Done`].
     DestroyCq {
         /// The queue.

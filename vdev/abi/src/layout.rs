@@ -179,8 +179,10 @@ pub struct CompletionEntry {
     pub flags: u8,
     /// 1 for completions of the receive queue.
     pub is_recv: u8,
+    /// When it was written, on the host's monotonic clock, in nanoseconds.
+    pub timestamp_ns: u64,
     /// Zero.
-    pub reserved: [u32; 5],
+    pub reserved: [u32; 3],
     /// Written last.
     pub sequence: u32,
 }

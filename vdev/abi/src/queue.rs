@@ -128,9 +128,9 @@ impl RingProducer {
         at + len
     }
 
-    /// Takes the entry written last back. It has not been published.
-    pub fn take_back(&mut self) {
-        self.produced = self.produced.wrapping_sub(1);
+    /// Takes back the entries from index `start` on, none of which was published.
+    pub fn rewind(&mut self, start: u32) {
+        self.produced = start;
     }
 
     /// Shows the daemon all entries written so far. The doorbell is rung after this.

@@ -97,6 +97,7 @@ impl<'a> Caller<'a> {
             Request::CreateChannel => self.create_channel(client).await,
             Request::DestroyChannel { channel } => self.done(move |d| d.destroy_channel(client, channel)).await,
             Request::CreateCq { depth, channel, cookie } => self.create_cq(client, depth, channel, cookie).await,
+            Request::ResizeCq { cq, depth } => self.resize_cq(client, cq, depth).await,
             Request::DestroyCq { cq } => self.done(move |d| d.destroy_cq(client, cq)).await,
             Request::CreateQp { pd, qp_type, send_cq, recv_cq, caps, all_signaled, cookie } => {
                 if qp_type != IBV_QPT_RC {
@@ -222,12 +223,15 @@ impl<'a> Caller<'a> {
     }
 
     async fn create_cq(&self, client: ClientId, depth: u32, channel: Option<Handle>, cookie: u64) -> Answer {
-        if depth == 0 || depth > limits::CQE {
-            return Err(refuse(libc::EINVAL, format!("a completion queue has 1 to {} entries, not {depth}", limits::CQE)));
-        }
-        let layout = CqLayout::new(depth).ok_or_else(|| refuse(libc::EINVAL, "no such completion queue"))?;
-        let (fd, ring) = Mapping::create(c"vrdma-cq", layout.bytes).map_err(system("a completion ring"))?;
+        let (layout, fd, ring) = completion_ring(depth)?;
         let cq = self.on_datapath(move |d| d.create_cq(client, ring, &layout, channel, cookie)).await?;
+        Ok((Reply::Cq { cq, depth: layout.depth }, vec![fd]))
+    }
+
+    async fn resize_cq(&self, client: ClientId, cq: Handle, depth: u32) -> Answer {
+        let (layout, fd, ring) = completion_ring(depth)?;
+        // The old ring comes back, to be unmapped here.
+        self.on_datapath(move |d| d.resize_cq(client, cq, ring, &layout)).await?;
         Ok((Reply::Cq { cq, depth: layout.depth }, vec![fd]))
     }
 
@@ -255,6 +259,16 @@ struct MrRequest {
     iova: u64,
     access: u32,
     shared: Vec<SharedRange>,
+}
+
+/// Memory for a completion queue with at least this many entries.
+fn completion_ring(depth: u32) -> Result<(CqLayout, OwnedFd, Mapping), Refusal> {
+    if depth == 0 || depth > limits::CQE {
+        return Err(refuse(libc::EINVAL, format!("a completion queue has 1 to {} entries, not {depth}", limits::CQE)));
+    }
+    let layout = CqLayout::new(depth).ok_or_else(|| refuse(libc::EINVAL, "no such completion queue"))?;
+    let (fd, ring) = Mapping::create(c"vrdma-cq", layout.bytes).map_err(system("a completion ring"))?;
+    Ok((layout, fd, ring))
 }
 
 /// Sizes granted for sizes wanted, and the layout for them. Checked before any memory is made.

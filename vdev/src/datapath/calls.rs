@@ -228,6 +228,27 @@ impl Datapath {
         Ok(handle)
     }
 
+    /// Moves a completion queue to this memory, and gives the old one back.
+    pub fn resize_cq(&mut self, id: ClientId, handle: Handle, ring: Mapping, layout: &CqLayout) -> Answer<Mapping> {
+        // Completions that exist already are in the old ring before it is read.
+        self.deliver_completions();
+        let (_, client) = self.with_client(id)?;
+        let Client { cqs, ring_bytes, .. } = client;
+        let cq = cqs.get_mut(handle).ok_or_else(|| unknown("completion queue", handle))?;
+        charge(ring_bytes, layout.bytes)?;
+        match cq.producer.move_to(&cq.ring, &ring, layout) {
+            Ok(producer) => {
+                *ring_bytes -= cq.ring.len() as u64;
+                cq.producer = producer;
+                Ok(std::mem::replace(&mut cq.ring, ring))
+            }
+            Err(error) => {
+                *ring_bytes -= layout.bytes as u64;
+                Err(refuse(libc::EINVAL, format!("a completion queue of {} entries: {error}", layout.depth)))
+            }
+        }
+    }
+
     /// Ends a completion queue that no queue pair uses.
     pub fn destroy_cq(&mut self, id: ClientId, handle: Handle) -> Answer<impl Send + use<>> {
         let (rnic, client) = self.with_client(id)?;

@@ -12,9 +12,9 @@ use vdev_abi::completion::PushError;
 use vdev_abi::control::AsyncRecord;
 use vdev_abi::layout::CompletionEntry;
 
-use super::Datapath;
 use super::clients::{Channel, Client};
 use super::wake::Source;
+use super::{Datapath, clock};
 
 /// `enum ibv_event_type`.
 mod event {
@@ -31,7 +31,7 @@ mod event {
 /// The only port of a device.
 const PORT: u64 = 1;
 
-fn entry(completion: &Completion, slot: u32) -> CompletionEntry {
+fn entry(completion: &Completion, slot: u32, timestamp_ns: u64) -> CompletionEntry {
     let mut imm = completion.imm;
     if completion.flags.contains(CompletionFlags::WITH_INV) {
         // The core speaks of keys as the wire does, the ring in native order.
@@ -50,6 +50,7 @@ fn entry(completion: &Completion, slot: u32) -> CompletionEntry {
         opcode: completion.opcode as u8,
         flags: completion.flags.bits(),
         is_recv: u8::from(completion.opcode as u8 >= 128),
+        timestamp_ns,
         ..CompletionEntry::default()
     }
 }
@@ -57,18 +58,19 @@ fn entry(completion: &Completion, slot: u32) -> CompletionEntry {
 impl Datapath {
     /// Writes every completion that the core has, then sends the events that are due. True if there were completions.
     pub(super) fn deliver_completions(&mut self) -> bool {
-        let mut any = false;
+        // One time for all of them, taken now: the round may have begun before a program posted.
+        let mut time = None;
         while let Some((cq, completion)) = self.rnic.poll_completion() {
-            any = true;
-            self.write_completion(cq, &completion);
+            let timestamp_ns = *time.get_or_insert_with(|| clock().as_nanos());
+            self.write_completion(cq, &completion, timestamp_ns);
         }
         while let Some((client, cq)) = self.touched.pop() {
             self.notify(client, cq);
         }
-        any
+        time.is_some()
     }
 
-    fn write_completion(&mut self, id: CqId, completion: &Completion) {
+    fn write_completion(&mut self, id: CqId, completion: &Completion, timestamp_ns: u64) {
         // Neither is found when its client has been ended in this round.
         let Some(&(index, cq_index)) = self.cq_by_id.get(&id) else { return };
         let Some(&(_, slot)) = self.qp_by_number.get(&completion.qpn) else { return };
@@ -78,7 +80,7 @@ impl Datapath {
         let Some(cq) = self.clients[index as usize].as_deref_mut().and_then(|client| client.cqs.at_mut(cq_index)) else {
             return;
         };
-        match cq.producer.push(&cq.ring, entry(completion, slot)) {
+        match cq.producer.push(&cq.ring, entry(completion, slot, timestamp_ns)) {
             Ok(()) => {
                 cq.solicited |= completion.solicited || completion.status != Status::Success;
                 if !cq.touched {

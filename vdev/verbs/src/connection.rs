@@ -95,6 +95,11 @@ impl Connection {
         }
     }
 
+    /// The socket, for programs that look at the descriptor of a context's commands. What they may do with it is to duplicate it.
+    pub fn as_raw(&self) -> RawFd {
+        self.raw
+    }
+
     /// Whether the daemon is known to be gone.
     pub fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)

@@ -109,7 +109,7 @@ impl Context {
         let mut slots = Vec::new();
         slots.resize_with(DOORBELL_SLOTS, || AtomicPtr::new(ptr::null_mut()));
         let context = Box::new(Context {
-            verbs: verbs(device, async_fd.as_raw_fd()),
+            verbs: verbs(device, connection.as_raw(), async_fd.as_raw_fd()),
             forks: FORKS.load(Ordering::Relaxed),
             connection,
             info: welcome.info,
@@ -257,7 +257,7 @@ impl Context {
 }
 
 /// The C part: what programs read, and the functions that the C header calls through it.
-fn verbs(device: &'static Device, async_fd: i32) -> verbs_context {
+fn verbs(device: &'static Device, cmd_fd: i32, async_fd: i32) -> verbs_context {
     let ops = ibv_context_ops {
         compat0: [ptr::null(); 7],
         alloc_mw: crate::unsupported::alloc_mw,
@@ -276,20 +276,25 @@ fn verbs(device: &'static Device, async_fd: i32) -> verbs_context {
     verbs_context {
         newer: [ptr::null(); 6],
         query_port: Some(crate::query::query_port),
-        others0: [ptr::null(); 24],
-        create_cq_ex: ptr::null(),
+        others0: [ptr::null(); 13],
+        alloc_parent_domain: Some(crate::domain::alloc_parent_domain),
+        dealloc_td: Some(crate::domain::dealloc_td),
+        alloc_td: Some(crate::domain::alloc_td),
+        others1: [ptr::null(); 7],
+        query_rt_values: Some(crate::clock::query_rt_values),
+        create_cq_ex: Some(crate::cq_ex::create_cq_ex),
         private: ptr::null(),
         query_device_ex: Some(crate::query::query_device_ex),
-        others1: [ptr::null(); 4],
-        open_qp: ptr::null(),
-        create_qp_ex: Some(crate::qp::create_qp_ex),
         others2: [ptr::null(); 4],
+        open_qp: ptr::null(),
+        create_qp_ex: Some(crate::qp_ex::create_qp_ex),
+        others3: [ptr::null(); 4],
         placeholder: 0,
         size: size_of::<verbs_context>(),
         context: ibv_context {
             device: device.as_ibv(),
             ops,
-            cmd_fd: -1,
+            cmd_fd,
             async_fd,
             num_comp_vectors: 1,
             mutex: [0; 5],

@@ -1,37 +1,69 @@
-//! Completion queues: making, ending, arming. Polling is in [`crate::poll`].
+//! Completion queues: making, resizing, ending, arming. Polling is in [`crate::poll`] and [`crate::cq_ex`].
 
 use crate::abi::device::ibv_context;
+use crate::abi::extended::ibv_cq_ex;
 use crate::abi::object::{ibv_comp_channel, ibv_cq};
 use crate::channel::Channel;
 use crate::connection::{Errno, unexpected};
 use crate::context::{Context, Object, lock};
+use crate::cq_ex::{self, Current};
 use crate::foreign::{code, null, own_context, own_object, pointer, verbs};
+use crate::held::Held;
 use core::ffi::{c_int, c_void};
 use core::ptr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use vdev_abi::completion::CqConsumer;
 use vdev_abi::control::{Reply, Request};
-use vdev_abi::layout::CqLayout;
+use vdev_abi::layout::{CompletionEntry, CqLayout};
 use vdev_abi::mapping::Mapping;
 
 /// A completion queue.
 #[repr(C)]
 pub struct Cq {
-    ibv: ibv_cq,
+    ibv: ibv_cq_ex,
     handle: u32,
     cookie: u64,
-    map: Mapping,
     state: Mutex<CqState>,
+    current: Held<Current>,
 }
 
 /// What polling changes.
 pub struct CqState {
-    /// Our end of the ring.
-    pub consumer: CqConsumer,
+    ring: Ring,
     /// Polls in a row that found nothing.
     pub empty_polls: u32,
+}
+
+/// The shared ring, and our end of it.
+struct Ring {
+    map: Mapping,
+    consumer: CqConsumer,
+    depth: c_int,
+}
+
+impl Ring {
+    /// The ring that the daemon has just made.
+    fn map(memory: &OwnedFd, depth: u32) -> Result<Ring, Errno> {
+        let layout = CqLayout::new(depth).ok_or(Errno(libc::EPROTO))?;
+        let map = Mapping::map(memory.as_fd(), layout.bytes).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        let depth = c_int::try_from(layout.depth).map_err(|_| Errno(libc::EPROTO))?;
+        Ok(Ring { map, consumer: CqConsumer::new(&layout), depth })
+    }
+}
+
+impl CqState {
+    /// The `ahead`-th completion not yet given back.
+    pub fn peek(&self, ahead: u32) -> Option<CompletionEntry> {
+        self.ring.consumer.peek(&self.ring.map, ahead)
+    }
+
+    /// Gives completions back that [`Self::peek`] gave.
+    pub fn advance(&mut self, count: u32) {
+        self.ring.consumer.advance(&self.ring.map, count);
+        self.empty_polls = 0;
+    }
 }
 
 /// The slot number that marks a completion as withdrawn: its queue pair was reset.
@@ -57,24 +89,24 @@ impl Cq {
         self.cookie
     }
 
-    /// The shared ring.
-    pub fn map(&self) -> &Mapping {
-        &self.map
-    }
-
     /// What polling changes.
     pub fn state(&self) -> &Mutex<CqState> {
         &self.state
+    }
+
+    /// The completion that a program reads field by field.
+    pub fn current(&self) -> &Held<Current> {
+        &self.current
     }
 
     /// Withdraws the completions of a queue pair that were written and not polled.
     pub fn withdraw(&self, qpn: u32) {
         let state = lock(&self.state);
         for ahead in 0.. {
-            let Some(mut entry) = state.consumer.peek(&self.map, ahead) else { return };
+            let Some(mut entry) = state.peek(ahead) else { return };
             if entry.qpn == qpn {
                 entry.slot = WITHDRAWN;
-                state.consumer.replace(&self.map, ahead, &entry);
+                state.ring.consumer.replace(&state.ring.map, ahead, &entry);
             }
         }
     }
@@ -85,17 +117,22 @@ impl Cq {
     }
 }
 
+/// The depth that a program asks for, if the device has it.
+fn depth(context: &Context, cqe: c_int) -> Result<u32, Errno> {
+    u32::try_from(cqe).ok().filter(|depth| (1..=context.info.max_cqe).contains(depth)).ok_or(Errno(libc::EINVAL))
+}
+
 /// # Safety
 /// `channel` is null or live and ours.
-unsafe fn create(
+pub unsafe fn create(
     context: &Context,
     cqe: c_int,
     cq_context: *mut c_void,
     channel: *mut ibv_comp_channel,
     vector: c_int,
 ) -> Result<*mut ibv_cq, Errno> {
-    let depth = u32::try_from(cqe).map_err(|_| Errno(libc::EINVAL))?;
-    if depth == 0 || depth > context.info.max_cqe || vector != 0 {
+    let depth = depth(context, cqe)?;
+    if vector != 0 {
         return Err(Errno(libc::EINVAL));
     }
     // SAFETY: per contract.
@@ -106,27 +143,48 @@ unsafe fn create(
     let (Reply::Cq { cq: handle, depth }, [memory]) = (&reply, fds.as_slice()) else {
         return Err(unexpected(&request, &reply));
     };
-    let layout = CqLayout::new(*depth).ok_or(Errno(libc::EPROTO))?;
-    let map = Mapping::map(memory.as_fd(), layout.bytes).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+    let ring = Ring::map(memory, *depth)?;
     let ibv = ibv_cq {
         context: context.as_ibv(),
         channel,
         cq_context,
         handle: *handle,
-        cqe: c_int::try_from(layout.depth).unwrap_or(c_int::MAX),
+        cqe: ring.depth,
         mutex: [0; 5],
         cond: [0; 6],
         comp_events_completed: 0,
         async_events_completed: 0,
     };
-    let state = Mutex::new(CqState { consumer: CqConsumer::new(&layout), empty_polls: 0 });
-    let cq = Box::into_raw(Box::new(Cq { ibv, handle: *handle, cookie, map, state }));
+    let state = Mutex::new(CqState { ring, empty_polls: 0 });
+    let cq = Cq { ibv: cq_ex::extend(ibv), handle: *handle, cookie, state, current: Held::default() };
+    let cq = Box::into_raw(Box::new(cq));
     context.enter(cookie, Object::Cq(cq));
     context.users.fetch_add(1, Ordering::AcqRel);
     if let Some(target) = target {
         target.queues.fetch_add(1, Ordering::AcqRel);
     }
     Ok(cq.cast())
+}
+
+/// Moves a queue to a ring of another depth, with the completions that wait and the wish for an event.
+///
+/// # Safety
+/// The queue is live and ours.
+unsafe fn resize(cq: *mut ibv_cq, cqe: c_int) -> Result<(), Errno> {
+    // SAFETY: per contract.
+    let (ours, context) = unsafe { (Cq::of(cq), Context::of((*cq).context)) };
+    let depth = depth(context, cqe)?;
+    // Nobody polls or arms while the ring changes.
+    let mut state = lock(&ours.state);
+    let request = Request::ResizeCq { cq: ours.handle, depth };
+    let (reply, fds) = context.call(&request, &[])?;
+    let (Reply::Cq { depth, .. }, [memory]) = (&reply, fds.as_slice()) else {
+        return Err(unexpected(&request, &reply));
+    };
+    state.ring = Ring::map(memory, *depth)?;
+    // SAFETY: programs read this field after they have resized.
+    unsafe { (&raw mut (*cq).cqe).write(state.ring.depth) };
+    Ok(())
 }
 
 /// # Safety
@@ -158,7 +216,8 @@ pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -
     if let Err(error) = context.check() {
         return code(Err(error));
     }
-    lock(&ours.state).consumer.arm(&ours.map, solicited_only != 0);
+    let state = lock(&ours.state);
+    state.ring.consumer.arm(&state.ring.map, solicited_only != 0);
     0
 }
 
@@ -173,9 +232,9 @@ verbs! {
             pointer(create(Context::of(context), cqe, cq_context, channel, comp_vector))
         } else ptr::null_mut();
 
-    /// The depth of a queue is fixed.
+    /// Changes the depth; `EINVAL` outside 1 to `max_cqe`, and for less than the completions that wait.
     fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int,
-        if own_object(cq) => { let _ = cqe; libc::EOPNOTSUPP } else libc::ENOSYS;
+        if own_object(cq) => { code(resize(cq, cqe)) } else libc::ENOSYS;
 
     /// Ends a completion queue, after waiting until its events were acknowledged; `EBUSY` while queue pairs report to it.
     fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int,

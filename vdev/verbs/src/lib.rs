@@ -4,9 +4,13 @@
 //! daemon's socket and the rings that it shares; objects of other devices go on to the real library (`foreign`), if there is one.
 //! It links against no RDMA library and takes nothing from one.
 //!
+//! The same sources also make the drop-in `libibverbs.so.1` (`dropin/`): built with `cfg(versioned)`, functions are exported with the
+//! symbol versions of that library (`versions`) instead of under their plain names, and there is no real library behind.
+//!
 //! Where to look: `device` lists and opens devices, `context` holds what one opened device owns, `connection` talks to the
-//! daemon, `memory`, `channel`, `cq` and `qp` make and end objects, `post` and `poll` are the data path, `query` and
-//! `events` answer questions, `names` knows strings and rates, `unsupported` refuses the rest. `abi` is the C interface.
+//! daemon, `domain`, `memory`, `channel`, `cq` and `qp` make and end objects, `post` and `poll` are the data path, `cq_ex` and
+//! `qp_ex` the same by function calls, `query`, `clock` and `events` answer questions, `names` knows strings and rates, `unsupported` refuses the rest, `symbols` serves programs that load
+//! libibverbs at run time. `abi` is the C interface.
 //!
 //! Rules that hold everywhere: no verb waits for a daemon that is gone (its socket closes, every call fails, and one
 //! `IBV_EVENT_DEVICE_FATAL` says so); a child after `fork` cannot use its parent's objects and gets an error; an object pointer
@@ -15,19 +19,27 @@
 mod abi;
 mod attr;
 mod channel;
+mod clock;
 mod connection;
 mod context;
 mod cq;
+mod cq_ex;
 mod device;
+mod domain;
 mod events;
 mod foreign;
+mod held;
 mod memory;
 mod names;
 mod poll;
 mod post;
 mod qp;
+mod qp_ex;
 mod query;
 mod shared_ranges;
 mod staging;
+#[cfg(not(versioned))]
 mod symbols;
 mod unsupported;
+#[cfg(versioned)]
+mod versions;

@@ -1,15 +1,15 @@
-//! Protection domains and memory regions.
+//! Memory regions.
 //!
 //! Owns the table of regions that staging consults. Never touches registered memory itself, and never locks it: where the pages
 //! are is the daemon's business.
 
 use crate::abi::codes::access;
-use crate::abi::device::ibv_context;
 use crate::abi::object::{ibv_mr, ibv_pd};
 use crate::abi::work::ibv_sge;
 use crate::connection::{Errno, unexpected};
 use crate::context::Context;
-use crate::foreign::{code, null, own_context, own_object, pointer, verbs};
+use crate::domain::Pd;
+use crate::foreign::{code, own_object, pointer, verbs};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr;
 use std::collections::HashMap;
@@ -81,28 +81,6 @@ impl Regions {
     }
 }
 
-fn alloc_pd(context: &Context) -> Result<*mut ibv_pd, Errno> {
-    match context.call(&Request::AllocPd, &[])? {
-        (Reply::Handle(handle), _) => {
-            context.users.fetch_add(1, Ordering::AcqRel);
-            Ok(Box::into_raw(Box::new(ibv_pd { context: context.as_ibv(), handle })))
-        }
-        (other, _) => Err(unexpected(&Request::AllocPd, &other)),
-    }
-}
-
-/// # Safety
-/// The domain is live and ours.
-unsafe fn dealloc_pd(pd: *mut ibv_pd) -> Result<(), Errno> {
-    // SAFETY: per contract.
-    let (context, handle) = unsafe { (Context::of((*pd).context), (*pd).handle) };
-    context.call_done(&Request::DeallocPd { pd: handle })?;
-    context.users.fetch_sub(1, Ordering::AcqRel);
-    // SAFETY: `alloc_pd` made it as a box, and the program gives it up.
-    drop(unsafe { Box::from_raw(pd) });
-    Ok(())
-}
-
 /// Access flags as the daemon takes them, or why they are refused.
 fn check_access(flags: u32) -> Result<u32, Errno> {
     let flags = flags & !access::OPTIONAL & !access::HUGETLB;
@@ -140,6 +118,8 @@ unsafe fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, f
         context.regions.insert(lkey, Region { pd: pd_handle, addr: start, len, iova });
     }
     context.users.fetch_add(1, Ordering::AcqRel);
+    // SAFETY: per contract.
+    unsafe { Pd::of(pd) }.users.fetch_add(1, Ordering::AcqRel);
     Ok(Box::into_raw(Box::new(ibv_mr { context: context.as_ibv(), pd, addr, length, handle, lkey, rkey })))
 }
 
@@ -159,20 +139,14 @@ unsafe fn dereg_mr(mr: *mut ibv_mr) -> Result<(), Errno> {
         return Err(error);
     }
     context.users.fetch_sub(1, Ordering::AcqRel);
+    // SAFETY: a domain is not ended while it has users.
+    unsafe { Pd::of((*mr).pd) }.users.fetch_sub(1, Ordering::AcqRel);
     // SAFETY: `reg_mr` made it as a box, and the program gives it up.
     drop(unsafe { Box::from_raw(mr) });
     Ok(())
 }
 
 verbs! {
-    /// Makes a protection domain.
-    fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd,
-        if own_context(context) => { pointer(alloc_pd(Context::of(context))) } else null(libc::ENOSYS);
-
-    /// Ends a protection domain; `EBUSY` while it is in use.
-    fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int,
-        if own_object(pd) => { code(dealloc_pd(pd)) } else libc::ENOSYS;
-
     /// Registers memory under its own addresses.
     fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, flags: c_int) -> *mut ibv_mr,
         if own_object(pd) => { pointer(reg_mr(pd, addr, length, addr as u64, flags.cast_unsigned())) } else ptr::null_mut();

@@ -6,8 +6,9 @@
 use crate::abi::object::ibv_cq;
 use crate::abi::work::ibv_wc;
 use crate::context::{Context, lock};
-use crate::cq::{Cq, WITHDRAWN};
+use crate::cq::{Cq, CqState, WITHDRAWN};
 use core::ffi::c_int;
+use std::sync::MutexGuard;
 use vdev_abi::layout::CompletionEntry;
 
 /// Empty polls before the processor is given up, where there are at most [`SCARCE_CPUS`].
@@ -31,7 +32,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
     let mut seen = 0;
     let mut given = 0;
     while given < wanted {
-        let Some(entry) = state.consumer.peek(ours.map(), seen) else { break };
+        let Some(entry) = state.peek(seen) else { break };
         seen += 1;
         if let Some(completion) = accept(context, &entry) {
             // SAFETY: the caller has room for `count` entries.
@@ -40,13 +41,26 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, wc: *mut ibv_wc)
         }
     }
     if seen > 0 {
-        state.consumer.advance(ours.map(), seen);
-        state.empty_polls = 0;
+        state.advance(seen);
         return c_int::try_from(given).unwrap_or(c_int::MAX);
     }
-    if wanted == 0 {
-        return 0;
+    if wanted == 0 { 0 } else { found_nothing(context, state) }
+}
+
+/// Takes one completion, and when the daemon wrote it.
+pub fn take_one(context: &Context, state: &mut CqState) -> Option<(ibv_wc, u64)> {
+    loop {
+        let entry = state.peek(0)?;
+        let completion = accept(context, &entry);
+        state.advance(1);
+        if let Some(completion) = completion {
+            return Some((completion, entry.timestamp_ns));
+        }
     }
+}
+
+/// What to do after a poll without a completion. Negative when the daemon is gone.
+pub fn found_nothing(context: &Context, mut state: MutexGuard<'_, CqState>) -> c_int {
     state.empty_polls = state.empty_polls.wrapping_add(1);
     let empty = state.empty_polls;
     drop(state);

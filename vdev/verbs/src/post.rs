@@ -97,6 +97,35 @@ unsafe fn post_chain<Request>(
     }
 }
 
+/// Posts a chain of send requests together or not at all.
+///
+/// # Safety
+/// The chain is valid.
+pub unsafe fn post_together(context: &Context, qp: &Qp, mut next: *mut ibv_send_wr) -> Result<(), Errno> {
+    context.check()?;
+    if !qp.may_send() {
+        return Err(INVALID);
+    }
+    let mut ring = lock(&qp.send().ring);
+    let before = ring.produced();
+    // SAFETY: per contract, the chain is valid.
+    while let Some(request) = unsafe { next.as_ref() } {
+        // SAFETY: as above.
+        if let Err(error) = unsafe { push_send(context, qp, &mut ring, request) } {
+            ring.rewind(before);
+            qp.forget_staged(context, before);
+            return Err(error);
+        }
+        next = request.next;
+    }
+    if ring.produced() != before {
+        ring.publish(qp.map());
+        drop(ring);
+        context.ring(qp.slot());
+    }
+    Ok(())
+}
+
 /// The buffers of a request, if there are not too many.
 ///
 /// # Safety
@@ -181,11 +210,12 @@ unsafe fn push_inline(
     sources: impl Iterator<Item = *const u8>,
 ) -> Result<(), Fault> {
     entry.inline_len = list.iter().map(|buffer| buffer.length).sum();
+    let before = ring.produced();
     let mut at = ring.push_send(qp.map(), &entry, iter::empty());
     for (buffer, source) in list.iter().zip(sources) {
         // SAFETY: per contract.
         if let Err(fault) = unsafe { qp.map().copy_in(context.copier, at, source, buffer.length as usize) } {
-            ring.take_back();
+            ring.rewind(before);
             return Err(fault);
         }
         at += buffer.length as usize;

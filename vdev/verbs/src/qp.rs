@@ -1,18 +1,21 @@
-//! Queue pairs: making, changing, asking, ending. Posting is in [`crate::post`].
+//! Queue pairs: making, changing, asking, ending. Posting is in [`crate::post`] and [`crate::qp_ex`].
 //!
 //! Keeps a shadow of the state, so that posting in a wrong state is refused without asking the daemon. The daemon may move a queue
 //! pair to ERR by itself; posting is allowed in both, so that the shadow may lag there.
 
 use crate::abi::codes::{QPT_RC, qp_mask, qp_state};
-use crate::abi::device::ibv_context;
-use crate::abi::object::{QP_INIT_ATTR_PD, ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex};
+use crate::abi::extended::ibv_qp_ex;
+use crate::abi::object::{ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 use crate::attr::{attr_in, attr_out, caps_in, caps_out};
 use crate::connection::{Errno, unexpected};
 use crate::context::{Context, Object, lock};
 use crate::cq::Cq;
-use crate::foreign::{code, null, own_object, pointer, verbs};
+use crate::domain::Pd;
+use crate::foreign::{code, own_object, pointer, verbs};
+use crate::held::Held;
+use crate::qp_ex::{self, Batch};
 use crate::staging::Slots;
-use core::ffi::{c_int, c_void};
+use core::ffi::c_int;
 use core::ptr;
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -26,8 +29,11 @@ use vdev_abi::queue::RingProducer;
 /// A queue pair.
 #[repr(C)]
 pub struct Qp {
-    ibv: ibv_qp,
+    ibv: ibv_qp_ex,
+    /// Made with the operations that it is to be posted to by calls.
+    is_extended: bool,
     handle: u32,
+    pd_handle: u32,
     cookie: u64,
     slot: u32,
     /// What the program asked for and got.
@@ -42,6 +48,7 @@ pub struct Qp {
     /// Send requests whose payload lies in the staging buffer, in order of posting.
     staged: Mutex<VecDeque<Staged>>,
     any_staged: AtomicBool,
+    batch: Held<Batch>,
 }
 
 /// The client's end of one of the two queues.
@@ -97,12 +104,22 @@ impl Qp {
 
     /// Its number.
     pub fn number(&self) -> u32 {
-        self.ibv.qp_num
+        self.ibv.qp_base.qp_num
     }
 
     /// What its events carry.
     pub fn cookie(&self) -> u64 {
         self.cookie
+    }
+
+    /// Whether it was made for posting by calls.
+    pub fn is_extended(&self) -> bool {
+        self.is_extended
+    }
+
+    /// The requests that a program collects by calls.
+    pub fn batch(&self) -> &Held<Batch> {
+        &self.batch
     }
 
     /// Its place in the doorbell page.
@@ -147,14 +164,21 @@ impl Qp {
 
     /// The daemon's number of its protection domain.
     pub fn pd_handle(&self) -> u32 {
-        // SAFETY: a protection domain outlives the queue pairs in it.
-        unsafe { (*self.ibv.pd).handle }
+        self.pd_handle
     }
 
     /// Notes that the send request with this index has its payload in the staging buffer. The send queue is locked.
     pub fn note_staged(&self, index: u32, slots: Slots) {
         lock(&self.staged).push_back(Staged { index, slots });
         self.any_staged.store(true, Ordering::Release);
+    }
+
+    /// Frees the slots of requests from `start` on, which are not posted after all. The send queue is locked.
+    pub fn forget_staged(&self, context: &Context, start: u32) {
+        let mut staged = lock(&self.staged);
+        while let Some(last) = staged.pop_back_if(|last| last.index.wrapping_sub(start).cast_signed() >= 0) {
+            context.staging.free(last.slots);
+        }
     }
 
     /// A completion says that the device holds nothing up to this request.
@@ -185,18 +209,18 @@ impl Qp {
     fn set_state(&self, state: u32) {
         self.state.store(state, Ordering::Relaxed);
         // SAFETY: programs may read this field at any time, as they may with the real library, which writes it likewise.
-        unsafe { (&raw const self.ibv.state).cast_mut().write_volatile(state) };
+        unsafe { (&raw const self.ibv.qp_base.state).cast_mut().write_volatile(state) };
     }
 
     fn cqs(&self) -> [&Cq; 2] {
         // SAFETY: completion queues outlive the queue pairs that report to them.
-        unsafe { [Cq::of(self.ibv.send_cq), Cq::of(self.ibv.recv_cq)] }
+        unsafe { [Cq::of(self.ibv.qp_base.send_cq), Cq::of(self.ibv.qp_base.recv_cq)] }
     }
 }
 
 /// # Safety
 /// The domain is live and ours, and the attributes are valid.
-unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Errno> {
+pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: bool) -> Result<*mut ibv_qp, Errno> {
     // SAFETY: per contract.
     let (context, wanted) = unsafe { (Context::of((*pd).context), *attr) };
     if wanted.qp_type != QPT_RC || !wanted.srq.is_null() {
@@ -240,8 +264,10 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<*mut ib
         events_completed: 0,
     };
     let qp = Box::into_raw(Box::new(Qp {
-        ibv,
+        ibv: qp_ex::extend(ibv),
+        is_extended,
         handle: *handle,
+        pd_handle,
         cookie,
         slot: *doorbell,
         caps,
@@ -253,7 +279,10 @@ unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<*mut ib
         recv: Queue::new(RingProducer::recv(&layout)),
         staged: Mutex::new(VecDeque::new()),
         any_staged: AtomicBool::new(false),
+        batch: Held::default(),
     }));
+    // SAFETY: per contract.
+    unsafe { Pd::of(pd) }.users.fetch_add(1, Ordering::AcqRel);
     context.set_slot(*doorbell, qp);
     context.enter(cookie, Object::Qp(qp));
     context.users.fetch_add(1, Ordering::AcqRel);
@@ -276,6 +305,8 @@ unsafe fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
     context.forget(ours.cookie);
     ours.free_staged(context, None);
     context.users.fetch_sub(1, Ordering::AcqRel);
+    // SAFETY: a domain is not ended while it has users.
+    unsafe { Pd::of((*qp).pd) }.users.fetch_sub(1, Ordering::AcqRel);
     // SAFETY: `create` made it as a box, the program gives it up, and nothing leads to it any more.
     drop(unsafe { Box::from_raw(qp.cast::<Qp>()) });
     Ok(())
@@ -334,27 +365,10 @@ unsafe fn query(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, init: *mut ibv_qp_init_
     Ok(())
 }
 
-/// `ibv_create_qp_ex`, called through the context: what `ibv_create_qp` can do, and `EOPNOTSUPP` for everything else.
-///
-/// # Safety
-/// The attributes are valid, and their objects live.
-pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
-    // SAFETY: per contract; the first 60 bytes are those of the plain attributes.
-    unsafe {
-        if (*attr).comp_mask != QP_INIT_ATTR_PD {
-            return null(libc::EOPNOTSUPP);
-        }
-        if (*attr).pd.is_null() || (*(*attr).pd).context != context {
-            return null(libc::EINVAL);
-        }
-        pointer(create((*attr).pd, attr.cast()))
-    }
-}
-
 verbs! {
     /// Makes a queue pair; the sizes granted come back in the attributes.
     fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp,
-        if own_object(pd) => { pointer(create(pd, attr)) } else ptr::null_mut();
+        if own_object(pd) => { pointer(create(pd, attr, false)) } else ptr::null_mut();
 
     /// Changes attributes and state.
     fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int,
@@ -370,10 +384,6 @@ verbs! {
     /// Ends a queue pair, after waiting until its events were acknowledged; completions not yet polled vanish.
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int,
         if own_object(qp) => { code(destroy(qp)) } else libc::ENOSYS;
-
-    /// Our queue pairs have no extended posting interface.
-    fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut c_void,
-        if own_object(qp) => { ptr::null_mut() } else ptr::null_mut();
 
     /// No promise is made of the order in which bytes arrive.
     fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, op: c_int, flags: u32) -> c_int,

@@ -2,6 +2,7 @@
 
 use crate::abi::codes;
 use crate::abi::device::{PORT_ATTR_COMPAT, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid_entry, ibv_port_attr};
+use crate::clock::RAW_CLOCK_KHZ;
 use crate::connection::Errno;
 use crate::context::Context;
 use crate::device::text;
@@ -151,7 +152,18 @@ pub unsafe extern "C" fn query_device_ex(
     if let Err(error) = context.check() {
         return code(Err(error));
     }
-    let value = ibv_device_attr_ex { orig_attr: device_attr(context), none: [0; 20], xrc_odp_caps: 0, phys_port_cnt_ex: 1 };
+    let orig_attr = device_attr(context);
+    let value = ibv_device_attr_ex {
+        orig_attr,
+        comp_mask: 0,
+        odp_caps: [0; 3],
+        completion_timestamp_mask: u64::MAX,
+        hca_core_clock: RAW_CLOCK_KHZ,
+        device_cap_flags_ex: u64::from(orig_attr.device_cap_flags),
+        none: [0; 13],
+        xrc_odp_caps: 0,
+        phys_port_cnt_ex: u32::from(orig_attr.phys_port_cnt),
+    };
     // SAFETY: per contract.
     unsafe { write_cut(&value, attr.cast(), room) };
     0

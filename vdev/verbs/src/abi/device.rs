@@ -1,7 +1,10 @@
 //! Devices, contexts, and what queries answer.
 
+use super::extended::{
+    ibv_cq_ex, ibv_cq_init_attr_ex, ibv_parent_domain_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr, ibv_values_ex,
+};
 use super::layout;
-use super::object::{ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr_ex};
+use super::object::{ibv_cq, ibv_pd, ibv_qp};
 use super::work::{ibv_recv_wr, ibv_send_wr, ibv_wc};
 use core::ffi::{c_char, c_int, c_void};
 
@@ -63,20 +66,25 @@ pub const EXTENDED: *mut c_void = usize::MAX as *mut c_void;
 pub struct verbs_context {
     pub newer: [*const c_void; 6],
     pub query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
-    pub others0: [*const c_void; 24],
-    pub create_cq_ex: *const c_void,
+    pub others0: [*const c_void; 13],
+    pub alloc_parent_domain: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>,
+    pub dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
+    pub alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
+    pub others1: [*const c_void; 7],
+    pub query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
+    pub create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
     pub private: *const c_void,
     pub query_device_ex: Option<unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut ibv_device_attr_ex, usize) -> c_int>,
-    pub others1: [*const c_void; 4],
+    pub others2: [*const c_void; 4],
     pub open_qp: *const c_void,
     pub create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
-    pub others2: [*const c_void; 4],
+    pub others3: [*const c_void; 4],
     pub placeholder: u64,
     pub size: usize,
     pub context: ibv_context,
 }
-layout!(verbs_context: 696, query_port @ 48, create_cq_ex @ 248, private @ 256, query_device_ex @ 264, open_qp @ 304,
-    create_qp_ex @ 312, size @ 360, context @ 368);
+layout!(verbs_context: 696, query_port @ 48, alloc_parent_domain @ 160, dealloc_td @ 168, alloc_td @ 176, query_rt_values @ 240,
+    create_cq_ex @ 248, private @ 256 as "priv", query_device_ex @ 264, open_qp @ 304, create_qp_ex @ 312, size @ 360 as "sz", context @ 368);
 
 /// `struct ibv_device_attr`. GUIDs are in network byte order.
 #[derive(Clone, Copy)]
@@ -127,16 +135,23 @@ layout!(ibv_device_attr: 232, node_guid @ 64, vendor_id @ 96, max_qp @ 108, devi
     max_cq @ 128, max_mr @ 136, max_qp_rd_atom @ 144, atomic_cap @ 164, max_mw @ 176, max_ah @ 200, max_srq @ 212,
     max_pkeys @ 224, local_ca_ack_delay @ 226, phys_port_cnt @ 227);
 
-/// `struct ibv_device_attr_ex`: what follows the first part is zero for us, except the last field.
+/// `struct ibv_device_attr_ex`. The gaps are features that our devices do not have, zero for us.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_device_attr_ex {
     pub orig_attr: ibv_device_attr,
-    pub none: [u64; 20],
+    pub comp_mask: u32,
+    pub odp_caps: [u64; 3],
+    pub completion_timestamp_mask: u64,
+    /// kHz.
+    pub hca_core_clock: u64,
+    pub device_cap_flags_ex: u64,
+    pub none: [u64; 13],
     pub xrc_odp_caps: u32,
     pub phys_port_cnt_ex: u32,
 }
-layout!(ibv_device_attr_ex: 400, none @ 232, xrc_odp_caps @ 392, phys_port_cnt_ex @ 396);
+layout!(ibv_device_attr_ex: 400, comp_mask @ 232, odp_caps @ 240, completion_timestamp_mask @ 264, hca_core_clock @ 272,
+    device_cap_flags_ex @ 280, xrc_odp_caps @ 392, phys_port_cnt_ex @ 396);
 
 /// `struct ibv_port_attr` as of rdma-core 56. Callers give the length that they know.
 #[derive(Clone, Copy, Default)]
@@ -168,7 +183,7 @@ pub struct ibv_port_attr {
     pub active_speed_ex: u32,
 }
 layout!(ibv_port_attr: 56, gid_tbl_len @ 12, pkey_tbl_len @ 32, lmc @ 38, active_width @ 43, link_layer @ 46,
-    port_cap_flags2 @ 48, active_speed_ex @ 52);
+    port_cap_flags2 @ 48, active_speed_ex @ 52 as "");
 
 /// Bytes of [`ibv_port_attr`] that the function `ibv_query_port` writes, for callers of any age.
 pub const PORT_ATTR_COMPAT: usize = 48;

@@ -96,25 +96,6 @@ pub struct ibv_qp_init_attr {
 }
 layout!(ibv_qp_init_attr: 64, send_cq @ 8, srq @ 24, cap @ 32, qp_type @ 52, sq_sig_all @ 56);
 
-/// The part of `struct ibv_qp_init_attr_ex` that we read.
-#[repr(C)]
-pub struct ibv_qp_init_attr_ex {
-    /// The first 60 bytes are those of [`ibv_qp_init_attr`]; the last word of that is padding and is the mask here.
-    pub qp_context: *mut c_void,
-    pub send_cq: *mut ibv_cq,
-    pub recv_cq: *mut ibv_cq,
-    pub srq: *mut c_void,
-    pub cap: ibv_qp_cap,
-    pub qp_type: u32,
-    pub sq_sig_all: c_int,
-    pub comp_mask: u32,
-    pub pd: *mut ibv_pd,
-}
-layout!(ibv_qp_init_attr_ex: 72, cap @ 32, comp_mask @ 60, pd @ 64);
-
-/// `comp_mask` of [`ibv_qp_init_attr_ex`]: `pd` is given.
-pub const QP_INIT_ATTR_PD: u32 = 1;
-
 /// `struct ibv_global_route`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]

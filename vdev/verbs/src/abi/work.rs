@@ -14,7 +14,8 @@ pub struct ibv_sge {
 layout!(ibv_sge: 16, length @ 8, lkey @ 12);
 
 /// `struct ibv_send_wr`. The union `wr` is spelt as its 64-bit words, of which RDMA uses (remote address, rkey) and atomics
-/// (remote address, compare or add, swap, rkey).
+/// (remote address, compare or add, swap, rkey); datagrams lay (address handle; queue pair number, Q_Key) over the first two.
+/// `bind_mw` is the window, its new key, and the region, address, length and access that it is bound to.
 #[repr(C)]
 pub struct ibv_send_wr {
     pub wr_id: u64,
@@ -33,8 +34,16 @@ pub struct ibv_send_wr {
     pub qp_type: [u32; 2],
     pub bind_mw: [u64; 6],
 }
-layout!(ibv_send_wr: 128, next @ 8, sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm @ 36, remote_addr @ 40,
-    rkey_or_compare_add @ 48, swap @ 56, atomic_rkey @ 64, bind_mw @ 80);
+
+impl Default for ibv_send_wr {
+    fn default() -> Self {
+        // SAFETY: null pointers and zeros.
+        unsafe { core::mem::zeroed() }
+    }
+}
+layout!(ibv_send_wr: 128, next @ 8, sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm @ 36 as "imm_data",
+    remote_addr @ 40 as "wr.rdma.remote_addr", rkey_or_compare_add @ 48 as "wr.rdma.rkey", swap @ 56 as "wr.atomic.swap",
+    atomic_rkey @ 64 as "wr.atomic.rkey", bind_mw @ 80 as "bind_mw.mw");
 
 /// `struct ibv_recv_wr`.
 #[repr(C)]
@@ -47,7 +56,7 @@ pub struct ibv_recv_wr {
 layout!(ibv_recv_wr: 32, next @ 8, sg_list @ 16, num_sge @ 24);
 
 /// `struct ibv_wc`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ibv_wc {
     pub wr_id: u64,
@@ -64,5 +73,5 @@ pub struct ibv_wc {
     pub sl: u8,
     pub dlid_path_bits: u8,
 }
-layout!(ibv_wc: 48, status @ 8, opcode @ 12, vendor_err @ 16, byte_len @ 20, imm @ 24, qp_num @ 28, src_qp @ 32,
+layout!(ibv_wc: 48, status @ 8, opcode @ 12, vendor_err @ 16, byte_len @ 20, imm @ 24 as "imm_data", qp_num @ 28, src_qp @ 32,
     wc_flags @ 36, pkey_index @ 40, slid @ 42, sl @ 44);
