@@ -12,12 +12,14 @@ pub mod container;
 mod control_client;
 mod daemon;
 pub mod fuzz;
+pub mod interop;
 pub mod matrix;
 mod netns;
 mod program;
 mod raw_peer;
 mod streams;
 pub mod verbs;
+pub mod vm;
 
 pub use built::binary;
 pub use control_client::{ControlClient, HandQp};

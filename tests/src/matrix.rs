@@ -112,7 +112,8 @@ pub fn run(row: &Row, server: Side<'_>, client_device: &str, client: Option<&mut
     }
 }
 
-fn judge(row: &Row, report: &str) -> Result<(), String> {
+/// What a client's report lacks to pass, if anything.
+pub(crate) fn judge(row: &Row, report: &str) -> Result<(), String> {
     match row.report {
         Report::Pingpong => {
             for text in ["bytes in", "iters in"] {
@@ -126,8 +127,10 @@ fn judge(row: &Row, report: &str) -> Result<(), String> {
             if results.len() != lines {
                 return Err(format!("{} lines of results instead of {lines}", results.len()));
             }
-            // The last column is the message rate or a percentile; a bandwidth in MB/s is 0.00 for the smallest messages.
-            if let Some(bad) = results.iter().find(|columns| columns.len() < 4 || columns[columns.len() - 1] <= 0.0) {
+            // Next to the size and the count, one figure may be too small to be printed: the bandwidth of the smallest
+            // messages in MB/s, or the rate of the largest ones in millions a second.
+            let figureless = |columns: &&Vec<f64>| !columns.iter().skip(2).any(|figure| *figure > 0.0);
+            if let Some(bad) = results.iter().find(figureless) {
                 return Err(format!("no figure in {bad:?}"));
             }
         }
@@ -136,7 +139,7 @@ fn judge(row: &Row, report: &str) -> Result<(), String> {
 }
 
 /// The lines of results of a perftest report: those that consist of numbers only, below the line of column names.
-fn result_lines(report: &str) -> Vec<Vec<f64>> {
+pub fn result_lines(report: &str) -> Vec<Vec<f64>> {
     let numbers = |line: &str| line.split_whitespace().map(str::parse).collect::<Result<Vec<f64>, _>>().ok();
     report.lines().skip_while(|line| !line.contains("#bytes")).filter_map(numbers).filter(|columns| columns.len() > 1).collect()
 }
@@ -150,27 +153,28 @@ pub fn free_port() -> u16 {
 /// Waits until a program, or a child of it, listens on a TCP port in its network namespace. What it prints is no help:
 /// output into a file is buffered.
 pub fn wait_until_listening(program: &mut Program, port: &str) {
-    let port: u16 = port.parse().expect("a port number");
-    let wanted = format!(":{port:04X}");
     let deadline = Instant::now() + LISTEN_LIMIT;
-    loop {
-        let listening = ["tcp", "tcp6"].iter().any(|table| {
-            let table = std::fs::read_to_string(format!("/proc/{}/net/{table}", program.pid())).unwrap_or_default();
-            table.lines().skip(1).any(|line| {
-                let mut columns = line.split_whitespace().skip(1);
-                let local = columns.next().is_some_and(|local| local.ends_with(&wanted));
-                local && columns.nth(1) == Some(LISTEN_STATE)
-            })
-        });
-        if listening {
-            return;
-        }
+    while !is_listening(program.pid(), port) {
         if !program.is_running() {
             panic!("the server ended before it listened:\n{}", program.output());
         }
         assert!(Instant::now() < deadline, "the server does not listen after {LISTEN_LIMIT:?}:\n{}", program.output());
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Whether anyone listens on a TCP port in the network namespace of a process.
+pub(crate) fn is_listening(pid: u32, port: &str) -> bool {
+    let port: u16 = port.parse().expect("a port number");
+    let wanted = format!(":{port:04X}");
+    ["tcp", "tcp6"].iter().any(|table| {
+        let table = std::fs::read_to_string(format!("/proc/{pid}/net/{table}")).unwrap_or_default();
+        table.lines().skip(1).any(|line| {
+            let mut columns = line.split_whitespace().skip(1);
+            let local = columns.next().is_some_and(|local| local.ends_with(&wanted));
+            local && columns.nth(1) == Some(LISTEN_STATE)
+        })
+    })
 }
 
 /// State column of a listening socket in `/proc/net/tcp`.

@@ -1,0 +1,268 @@
+//! vrdma on the host against Linux soft-RoCE (`rdma_rxe`) in a guest: one bed for any number of runs of unmodified programs,
+//! each judged by what both ends report and by the packets that passed.
+
+use crate::matrix::{Row, free_port, judge, result_lines};
+use crate::vm::{Capture, Guest, GuestOptions, Image, Job, Switch};
+use crate::{Daemon, DaemonOptions, Ended, Program};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// How long one run may take. Most take a few seconds; emulation on a loaded machine is slow, and so is recovery from loss.
+const RUN_LIMIT: Duration = Duration::from_secs(400);
+/// How long a server may take until it listens, and how long after the end of one side the other may go on.
+const MEET_LIMIT: Duration = Duration::from_secs(30);
+
+/// The side that vrdma takes; rxe takes the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// vrdma listens.
+    Server,
+    /// vrdma connects.
+    Client,
+}
+
+/// The way between the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// GIDs of IPv6 addresses rather than of IPv4 ones.
+    pub ipv6: bool,
+    /// Ethernet MTU.
+    pub ethernet_mtu: u32,
+    /// Share of packets lost.
+    pub loss_per_mille: u32,
+}
+
+impl Path {
+    /// IPv4 over plain Ethernet: path MTU 1024.
+    pub const PLAIN: Path = Path { ipv6: false, ethernet_mtu: 1500, loss_per_mille: 0 };
+
+    fn path_mtu(&self) -> u32 {
+        if self.ethernet_mtu >= 4200 { 4096 } else { 1024 }
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = if self.ipv6 { "IPv6" } else { "IPv4" };
+        write!(f, "{family}, MTU {}", self.path_mtu())?;
+        if self.loss_per_mille > 0 {
+            write!(f, ", {}.{} % lost", self.loss_per_mille / 10, self.loss_per_mille % 10)?;
+        }
+        Ok(())
+    }
+}
+
+/// One run and how it ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was run.
+    pub row: Row,
+    /// The side that vrdma took.
+    pub vrdma: Role,
+    /// The way between.
+    pub path: Path,
+    /// What the client measured, or what went wrong.
+    pub result: Result<String, String>,
+    /// Packets looked at.
+    pub packets: Vec<Vec<u8>>,
+}
+
+/// A switch with the daemon on it and a guest with rxe.
+#[derive(Debug)]
+pub struct Bed {
+    path: Path,
+    gid_index: [u32; 2],
+    guest: Guest,
+    daemon: Daemon,
+    switch: Switch,
+    image: Image,
+}
+
+/// A program on either side.
+enum Running {
+    Host(Box<Program>),
+    Guest(Job),
+}
+
+impl Running {
+    fn wait(&mut self, limit: Duration) -> Option<Ended> {
+        match self {
+            Running::Host(program) => program.wait(limit),
+            Running::Guest(job) => job.wait(limit),
+        }
+    }
+
+    fn output(&self) -> String {
+        match self {
+            Running::Host(program) => program.output(),
+            Running::Guest(job) => job.output(),
+        }
+    }
+}
+
+impl Bed {
+    /// Boots the guest and starts the daemon, joined by [`Path::PLAIN`].
+    pub fn new(image: &Image) -> Bed {
+        let switch = Switch::new(1);
+        let port = switch.port(0).clone();
+        let guest = Guest::boot(image, Some((&switch, &port)), &GuestOptions::default());
+        guest.succeed("modprobe -a rdma_rxe ib_uverbs rdma_ucm && rdma link add rxe0 type rxe netdev eth0");
+        // The kernel makes a GID of each address of eth0, in no certain order.
+        let gid_index = [mapped_gid(&port.ipv4), full_gid(&port.ipv6)].map(|gid| {
+            let gids = "/sys/class/infiniband/rxe0/ports/1/gids";
+            let found = guest.succeed(&format!("cd {gids} && until grep -lx {gid} *; do sleep 0.1; done 2>/dev/null"));
+            found.trim().parse().unwrap_or_else(|_| panic!("index of GID {gid}: {found:?}"))
+        });
+        let netns = Some(switch.netns().to_owned());
+        let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
+        daemon.add_device("v4", Switch::IPV4);
+        daemon.add_device("v6", Switch::IPV6);
+        Bed { path: Path::PLAIN, gid_index, guest, daemon, switch, image: image.clone() }
+    }
+
+    /// Changes the way between the two; runs from now on take it.
+    pub fn set_path(&mut self, path: Path) {
+        if path.ethernet_mtu != self.path.ethernet_mtu {
+            self.switch.set_mtu(path.ethernet_mtu);
+            self.guest.succeed(&format!("ip link set eth0 mtu {}", path.ethernet_mtu));
+        }
+        self.switch.set_loss(&self.image, path.loss_per_mille);
+        self.path = path;
+        let wanted = u64::from(path.path_mtu());
+        let deadline = Instant::now() + MEET_LIMIT;
+        for device in ["v4", "v6"] {
+            while self.daemon.device(device)["active_mtu"] != wanted {
+                assert!(Instant::now() < deadline, "{device} did not come to MTU {wanted}: {}", self.daemon.device(device));
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+    }
+
+    /// Runs a program on both sides to its end, and captures what passes.
+    pub fn run(&mut self, row: &Row, vrdma: Role) -> Outcome {
+        let capture = Capture::start(&self.image, &self.switch, self.switch.port(0), self.daemon.folder());
+        let mut result = self.run_both(row, vrdma);
+        let captured = capture.stop();
+        if let (Ok(_), [first, ..]) = (&result, &captured.complaints[..]) {
+            result = Err(format!("{} unsound packets; {first}", captured.complaints.len()));
+        }
+        if result.is_ok() && captured.packets.is_empty() {
+            result = Err("no packet passed the guest's port".into());
+        }
+        Outcome { row: *row, vrdma, path: self.path, result, packets: captured.packets }
+    }
+
+    fn run_both(&mut self, row: &Row, vrdma: Role) -> Result<String, String> {
+        let port = free_port().to_string();
+        let (mut server, mut client);
+        match vrdma {
+            Role::Server => {
+                server = self.on_host(row, &port, None);
+                self.wait_until_listening_on_host(&mut server, &port)?;
+                client = self.in_guest(row, &port, Some(Switch::IPV4));
+            }
+            Role::Client => {
+                server = self.in_guest(row, &port, None);
+                let listening = format!("until ss -Hltn sport = :{port} | grep -q .; do sleep 0.05; done");
+                self.guest
+                    .start(&listening)
+                    .wait(MEET_LIMIT)
+                    .ok_or_else(|| format!("the server in the guest does not listen: {}", one_line(&server.output())))?;
+                let address = self.switch.port(0).ipv4.clone();
+                client = self.on_host(row, &port, Some(&address));
+            }
+        }
+        let ended = client.wait(RUN_LIMIT);
+        let server_ended = server.wait(MEET_LIMIT);
+        let both = || format!("client: {}; server: {}", one_line(&client.output()), one_line(&server.output()));
+        match (&ended, &server_ended) {
+            (None, _) => return Err(format!("the client still ran after {RUN_LIMIT:?}; {}", both())),
+            (Some(ended), _) if !ended.status.success() => return Err(format!("client: {}; {}", ended.status, both())),
+            (_, None) => return Err(format!("the server still ran {MEET_LIMIT:?} after the client; {}", both())),
+            (_, Some(ended)) if !ended.status.success() => return Err(format!("server: {}; {}", ended.status, both())),
+            _ => {}
+        }
+        let report = client.output();
+        judge(row, &report).map_err(|complaint| format!("{complaint}; {}", both()))?;
+        Ok(figure(&report))
+    }
+
+    fn words(&self, row: &Row, port: &str, gid_index: u32, peer: Option<&str>) -> Vec<String> {
+        let pingpong = row.program.starts_with("ibv_");
+        let gid = format!("{} {gid_index}", if pingpong { "-g" } else { "-x" });
+        // perftest agrees on the smaller of both ends' MTUs; the pingpongs must be told.
+        let mtu =
+            if pingpong && row.program != "ibv_ud_pingpong" { format!("-m {}", self.path.path_mtu()) } else { String::new() };
+        let all = format!("{} -p {port} {gid} {mtu} {}", row.options, peer.unwrap_or_default());
+        all.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn on_host(&mut self, row: &Row, port: &str, peer: Option<&str>) -> Running {
+        let words = [self.image.program(row.program), self.words(row, port, 0, peer)].concat();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Running::Host(Box::new(self.daemon.run(if self.path.ipv6 { "v6" } else { "v4" }, &words)))
+    }
+
+    fn in_guest(&self, row: &Row, port: &str, peer: Option<&str>) -> Running {
+        let words = self.words(row, port, self.gid_index[usize::from(self.path.ipv6)], peer);
+        Running::Guest(self.guest.start(&format!("exec {} -d rxe0 {}", row.program, words.join(" "))))
+    }
+
+    fn wait_until_listening_on_host(&self, server: &mut Running, port: &str) -> Result<(), String> {
+        let Running::Host(program) = server else { return Ok(()) };
+        let deadline = Instant::now() + MEET_LIMIT;
+        while !crate::matrix::is_listening(program.pid(), port) {
+            if !program.is_running() || Instant::now() >= deadline {
+                return Err(format!("the server on the host does not listen: {}", one_line(&program.output())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// The guest, for more commands.
+    pub fn guest(&self) -> &Guest {
+        &self.guest
+    }
+}
+
+/// The figure of a report that people compare: perftest's average bandwidth or typical latency, else the last line.
+fn figure(report: &str) -> String {
+    let lines = result_lines(report);
+    let last = lines.last();
+    match last {
+        Some(columns) if report.contains("t_typical") => format!("{} µs at {} B", columns[4], columns[0]),
+        Some(columns) => format!("{} MB/s at {} B", columns[3], columns[0]),
+        None => report.lines().last().unwrap_or_default().trim().to_owned(),
+    }
+}
+
+/// The end of an output as one line.
+fn one_line(output: &str) -> String {
+    let dashes = |line: &&str| !line.trim().is_empty() && !line.contains("-----");
+    let lines: Vec<&str> = output.lines().filter(dashes).map(str::trim).collect();
+    lines[lines.len().saturating_sub(3)..].join(" / ")
+}
+
+/// As the kernel prints a GID made of an IPv4 address.
+fn mapped_gid(ipv4: &str) -> String {
+    let address: std::net::Ipv4Addr = ipv4.parse().expect("an IPv4 address");
+    full_gid(&address.to_ipv6_mapped().to_string())
+}
+
+/// As the kernel prints a GID: eight full groups.
+fn full_gid(ipv6: &str) -> String {
+    let address: std::net::Ipv6Addr = ipv6.parse().expect("an IPv6 address");
+    address.segments().map(|group| format!("{group:04x}")).join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gids_are_written_as_the_kernel_does() {
+        assert_eq!(mapped_gid("192.0.2.10"), "0000:0000:0000:0000:0000:ffff:c000:020a");
+        assert_eq!(full_gid("2001:db8::10"), "2001:0db8:0000:0000:0000:0000:0000:0010");
+    }
+}

@@ -1,0 +1,34 @@
+//! A real peer: unmodified programs between vrdma and Linux soft-RoCE in a guest. The short form of `tests/vm/run interop`:
+//! one boot, each kind of transport and operation once, both sides.
+
+use tests::interop::{Bed, Role};
+use tests::matrix::{Report, Row};
+use tests::one_at_a_time;
+use tests::vm::Image;
+
+const fn row(program: &'static str, options: &'static str, report: Report) -> Row {
+    Row { program, options, report }
+}
+
+const ROWS: &[(Row, Role)] = &[
+    (row("ibv_rc_pingpong", "-c -n 100", Report::Pingpong), Role::Server),
+    (row("ibv_rc_pingpong", "-c -n 100", Report::Pingpong), Role::Client),
+    (row("ib_write_bw", "-s 65536 -n 20", Report::Results { lines: 1 }), Role::Server),
+    (row("ib_read_bw", "-s 65536 -n 20 -o 16", Report::Results { lines: 1 }), Role::Client),
+    (row("ib_atomic_lat", "-n 100 -o 16", Report::Results { lines: 1 }), Role::Server),
+];
+
+#[test]
+fn programs_run_between_vrdma_and_rxe() {
+    let _turn = one_at_a_time();
+    let Some(image) = Image::or_skip() else { return };
+    let mut bed = Bed::new(&image);
+    let outcomes = ROWS.iter().map(|(row, vrdma)| bed.run(row, *vrdma));
+    let failed: Vec<String> = outcomes
+        .filter_map(|outcome| {
+            let (row, reason) = (outcome.row, outcome.result.err()?);
+            Some(format!("{} {} with vrdma as {:?}: {reason}", row.program, row.options, outcome.vrdma))
+        })
+        .collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
