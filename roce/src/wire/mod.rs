@@ -1,18 +1,23 @@
 //! RoCEv2 packets: everything between the UDP header and the end of the ICRC, as values and as bytes.
 //!
-//! [`Headers`] is the parsed form; [`icrc`] protects the packet together with the IP and UDP headers it travels under.
+//! [`Headers`] is the parsed form; [`icrc`] protects the packet together with the IP and UDP headers it travels under. [`cm`] are
+//! the messages by which connections are made, the payload of datagrams between the general services interfaces of two ports.
 //! Parsing takes any byte string without panicking and without allocation; emitting panics only on values that no correct
 //! caller can build. Never: queue pair state; whether a packet makes sense for a connection is not decided here.
 //!
-//! Sources: IBA 9.2 to 9.6 (transport headers), annex A17 (RoCEv2).
+//! Sources: IBA 9.2 to 9.6 (transport headers), annex A17 (RoCEv2), chapters 12 and 13 (communication
+//! management, management datagrams), annex A11 (IP addresses in it).
 
 mod aeth;
 mod atomic_eth;
 mod bth;
+pub mod cm;
+pub mod cma;
 mod deth;
 mod gf2;
 mod headers;
 pub mod icrc;
+pub mod mad;
 mod opcode;
 mod reth;
 
