@@ -2,6 +2,8 @@
 //!
 //! Sans-IO: work requests, packets, control calls and `now` go in; packets, completions, asynchronous events and the next
 //! deadline come out. Never: sockets, clocks, threads, files. Memory is reached only through the caller's [`Dma`].
+//!
+//! [`cm`] is the connection manager of one device, a value of its own: its datagrams travel through QP1 of an [`Rnic`].
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -9,6 +11,7 @@
 extern crate alloc;
 
 mod attr;
+pub mod cm;
 mod control;
 mod counters;
 mod cq;

@@ -2,6 +2,11 @@
 //!
 //! The targets of `tests/fuzz` are one line each; the stored inputs of `tests/fuzz/corpus` are replayed by an ordinary test.
 
+use rnic::cm::Cm;
+use roce::Instant;
+use roce::wire::cm::Message;
+use roce::wire::cma::PortSpace;
+use roce::wire::mad::MAD_LEN;
 use roce::wire::{Headers, icrc};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::Ordering;
@@ -14,8 +19,8 @@ use vdev_abi::queue::{RecvConsumer, SendConsumer};
 pub type Target = fn(&[u8]);
 
 /// Name, which is that of its folder in the corpus, and body of each target.
-pub const TARGETS: [(&str, Target); 3] =
-    [("wire_parse", wire_parse), ("control_message", control_message), ("send_entry", send_entry)];
+pub const TARGETS: [(&str, Target); 4] =
+    [("wire_parse", wire_parse), ("cm_message", cm_message), ("control_message", control_message), ("send_entry", send_entry)];
 
 /// A UDP payload: parsing never panics, and what was parsed emits the same headers.
 pub fn wire_parse(bytes: &[u8]) {
@@ -30,6 +35,27 @@ pub fn wire_parse(bytes: &[u8]) {
     let mut again = bytes.to_vec();
     again[..emitted.len()].copy_from_slice(&emitted);
     assert_eq!(Headers::parse(&again), Ok((headers, payload)));
+}
+
+/// A management datagram: parsing never panics, what was parsed emits the same message, and a connection manager that listens
+/// makes at most one endpoint of it.
+pub fn cm_message(bytes: &[u8]) {
+    if let Ok((transaction, message)) = Message::parse(bytes) {
+        let mut emitted = [0; MAD_LEN];
+        message.emit(transaction, &mut emitted);
+        assert_eq!(Message::parse(&emitted), Ok((transaction, message)));
+    }
+    let [src, dst] = [1, 2].map(|host| IpAddr::V4(Ipv4Addr::new(192, 0, 2, host)));
+    let mut cm = Cm::new(1, 1);
+    for space in [PortSpace::Tcp, PortSpace::Udp] {
+        let (listener, _) = cm.bind(space, None, 7174, false).expect("no port is taken yet");
+        cm.listen(listener, 8).expect("a new endpoint is idle");
+    }
+    // Twice: a duplicate makes nothing more.
+    for _ in 0..2 {
+        cm.handle_mad(Instant::ZERO, src, dst, bytes);
+    }
+    assert!(cm.endpoints() <= 3, "{} endpoints", cm.endpoints());
 }
 
 /// A control message, either way: decoding never panics, and what was decoded encodes to the same meaning.
