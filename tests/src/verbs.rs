@@ -6,6 +6,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::rc::Rc;
 use std::sync::OnceLock;
@@ -397,7 +398,6 @@ impl Buffer {
     pub fn shared(len: usize) -> io::Result<Buffer> {
         let fd = nix::sys::memfd::memfd_create(c"buffer", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)?;
         nix::unistd::ftruncate(&fd, i64::try_from(len).expect("a length fits"))?;
-        use std::os::fd::AsRawFd;
         Self::map(len, libc::MAP_SHARED, fd.as_raw_fd())
     }
 
@@ -433,6 +433,28 @@ impl Buffer {
         // SAFETY: the range was checked; the mapping is ours and lives as long as `self`.
         unsafe { self.start.add(offset).copy_to(bytes.as_mut_ptr(), len) };
         bytes
+    }
+
+    /// Lets whoever touches the memory from now on wait, until what is returned is closed (userfaultfd).
+    pub fn hold_back(&self) -> io::Result<OwnedFd> {
+        const UFFD_API: u64 = 0xAA;
+        const MODE_MISSING: u64 = 1;
+        // Fresh pages: only missing ones are held back.
+        self.take_away()?;
+        // SAFETY: our own mapping; a descriptor that is made is new and ours; both structures have the sizes that the calls know
+        // (`struct uffdio_api`, `struct uffdio_register`).
+        unsafe {
+            let done = |result: i64| if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) };
+            done(libc::mprotect(self.start.cast(), self.len, libc::PROT_READ | libc::PROT_WRITE).into())?;
+            let fd = done(libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC))?;
+            let fd = OwnedFd::from_raw_fd(c_int::try_from(fd).expect("a descriptor is small"));
+            let mut api = [UFFD_API, 0, 0];
+            done(libc::ioctl(fd.as_raw_fd(), nix::request_code_readwrite!(0xAA, 0x3F, size_of_val(&api)), &mut api).into())?;
+            let mut range = [self.start as u64, self.len as u64, MODE_MISSING, 0];
+            let register = nix::request_code_readwrite!(0xAA, 0, size_of_val(&range));
+            done(libc::ioctl(fd.as_raw_fd(), register, &mut range).into())?;
+            Ok(fd)
+        }
     }
 
     /// Takes all pages away, as `munmap` does. The addresses stay reserved, so that nothing else comes to lie there.

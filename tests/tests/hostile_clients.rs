@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 use tests::verbs::Buffer;
-use tests::{ControlClient, Daemon, HandQp, Program, Streams, one_at_a_time};
+use tests::{ControlClient, Daemon, HandQp, Program, Streams, need_root, one_at_a_time};
 use vdev_abi::control::{ABI_VERSION, MAX_FDS, MAX_MESSAGE, QpCaps, Request, SharedRange, encode_request};
 use vdev_abi::layout::{ContextPage, CqLayout, QpLayout, STAGING_LKEY, SendEntry, Sge};
 use vdev_abi::mapping::Mapping;
@@ -375,6 +375,35 @@ fn what_verbs_programs_may_not_do_is_refused() {
     victim.signal(nix::sys::signal::Signal::SIGTERM);
     let output = victim.succeed(LIMIT);
     assert!(output.contains("OK"), "{output}");
+}
+
+/// Memory whose pages never come holds the data path up, as the kernel makes the copy wait; the daemon says for whom, and goes on
+/// when that program is gone.
+#[test]
+fn memory_that_never_comes_is_named() {
+    let _turn = one_at_a_time();
+    if need_root("userfaultfd") {
+        return;
+    }
+    let mut daemon = daemon();
+    let port = tests::matrix::free_port().to_string();
+    let mut lender = daemon.run("a", &[CLIENT, "stream", "--listen", &port, "--memory", "stuck"]);
+    tests::matrix::wait_until_listening(&mut lender, &port);
+    let mut writer = daemon.run("b", &[CLIENT, "stream", "--connect", &format!("127.0.0.1:{port}")]);
+    lender.wait_for_output("lending", LIMIT);
+    // The first WRITE may still be under way.
+    let deadline = Instant::now() + LIMIT;
+    let told = loop {
+        let listed = daemon.cli(&["dev", "list"]);
+        if !listed.status.success() {
+            break listed.output;
+        }
+        assert!(Instant::now() < deadline && lender.is_running(), "nothing is held up: {}", lender.output());
+    };
+    assert!(told.contains(&format!("process {}", lender.pid())), "the program is named: {told}");
+    lender.kill();
+    let _ = writer.end(LIMIT);
+    others_work(&mut daemon);
 }
 
 /// OS-03: registering and freeing many ranges leaves no mapping and no descriptor, here or in the daemon.

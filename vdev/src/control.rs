@@ -59,6 +59,8 @@ pub fn run(dir: &Path, datapath: DatapathHandle, ready: SyncSender<io::Result<()
         }
         datapath.stop();
     });
+    // Does not wait for a thread that a client's file system holds up.
+    runtime.shutdown_background();
 }
 
 /// The API socket: for the daemon's own user alone, from before anybody can connect.

@@ -68,7 +68,7 @@ pub use commands::{Attachment, DatapathHandle, Gone};
 pub use failures::{Failure, What};
 pub use status::DeviceStatus;
 
-use crate::memory::Memories;
+use crate::memory::{Memories, Reaching};
 use commands::Commands;
 use crowd::Crowd;
 use failures::Failures;
@@ -148,6 +148,7 @@ pub struct Runner {
     epoll: Epoll,
     waker: Arc<Waker>,
     commands: Commands,
+    reaching: Arc<Reaching>,
 }
 
 /// A datapath that [`Runner::run`] makes live, and the handle by which others reach it.
@@ -158,8 +159,9 @@ pub fn new(seed: u64, local_path: bool) -> io::Result<(DatapathHandle, Runner)> 
     let waker = Arc::new(Waker::new()?);
     let epoll = Epoll::new()?;
     epoll.add_input(std::os::fd::AsFd::as_fd(&*waker), Source::Control)?;
-    let (handle, commands) = commands::channel(waker.clone());
-    Ok((handle, Runner { seed, local_path, epoll, waker, commands }))
+    let reaching = Arc::new(Reaching::default());
+    let (handle, commands) = commands::channel(waker.clone(), reaching.clone());
+    Ok((handle, Runner { seed, local_path, epoll, waker, commands, reaching }))
 }
 
 fn clock() -> Instant {
@@ -170,16 +172,17 @@ fn clock() -> Instant {
 impl Runner {
     /// Serves until told to stop.
     pub fn run(self) {
-        let Runner { seed, local_path, epoll, waker, commands } = self;
-        Datapath::new(Rnic::new(Config { seed, local_path }), epoll).serve(&waker, &commands);
+        let Runner { seed, local_path, epoll, waker, commands, reaching } = self;
+        let memories = Memories::watched(reaching);
+        Datapath::new(Rnic::new(Config { seed, local_path }), memories, epoll).serve(&waker, &commands);
     }
 }
 
 impl Datapath {
-    fn new(rnic: Rnic, epoll: Epoll) -> Datapath {
+    fn new(rnic: Rnic, memories: Memories, epoll: Epoll) -> Datapath {
         Datapath {
             rnic,
-            memories: Memories::new(),
+            memories,
             ports: Ports::new(),
             epoll,
             clients: Vec::new(),

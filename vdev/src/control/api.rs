@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -19,8 +20,10 @@ use tokio::net::UnixListener;
 use super::devices::{Device, DeviceError, Devices};
 use super::metrics;
 use super::spec::DeviceSpec;
-use crate::datapath::{ClientId, DeviceStatus, Failure, What};
+use crate::datapath::{ClientId, Datapath, DeviceStatus, Failure, What};
 
+/// How long a question may take.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// Longest body of a request in bytes.
 const MAX_BODY: usize = 64 * 1024;
 
@@ -57,7 +60,7 @@ impl From<DeviceError> for ApiError {
             DeviceError::Conflict(_) => StatusCode::CONFLICT,
             DeviceError::NotFound(_) => StatusCode::NOT_FOUND,
             DeviceError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
-            DeviceError::Stopping => StatusCode::SERVICE_UNAVAILABLE,
+            DeviceError::Stopping | DeviceError::HeldUp { .. } => StatusCode::SERVICE_UNAVAILABLE,
         };
         ApiError(status, error.to_string())
     }
@@ -139,6 +142,17 @@ pub struct ClientView {
     pub pds: usize,
 }
 
+/// Asks the datapath something that changes nothing, so that whoever asks may be told that there is no answer.
+async fn ask<R: Send + 'static>(
+    devices: &Devices,
+    question: impl FnOnce(&mut Datapath) -> R + Send + 'static,
+) -> Result<R, DeviceError> {
+    match tokio::time::timeout(PATIENCE, devices.datapath.call(question)).await {
+        Ok(answer) => answer.map_err(DeviceError::from),
+        Err(_) => Err(DeviceError::HeldUp { seconds: PATIENCE.as_secs(), by: devices.datapath.held_up_by() }),
+    }
+}
+
 /// Devices with what the datapath says about them, all at one moment.
 async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceView>, DeviceError> {
     let sessions: Vec<_> = shown.iter().map(|device| device.sessions.views()).collect();
@@ -147,7 +161,7 @@ async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceV
         .zip(&sessions)
         .map(|(device, sessions)| (device.id, sessions.iter().map(|session| session.client).collect()))
         .collect();
-    let statuses = devices.datapath.call(move |datapath| datapath.statuses(&asked)).await?;
+    let statuses = ask(devices, move |datapath| datapath.statuses(&asked)).await?;
     let mut views = Vec::with_capacity(shown.len());
     for ((device, sessions), DeviceStatus { counters, clients }) in shown.into_iter().zip(sessions).zip(statuses) {
         let port = device.port();
@@ -246,7 +260,7 @@ fn failure_view((failure, seconds_ago): (Failure, f64)) -> FailureView {
 
 async fn failures(State(devices): State<Arc<Devices>>, Path(name): Path<String>) -> Result<Response, ApiError> {
     let device = devices.get(&name)?.id;
-    let failures = devices.datapath.call(move |datapath| datapath.failures(device)).await.map_err(DeviceError::from)?;
+    let failures = ask(&devices, move |datapath| datapath.failures(device)).await?;
     Ok(json(StatusCode::OK, &failures.into_iter().map(failure_view).collect::<Vec<_>>()))
 }
 
@@ -268,7 +282,7 @@ async fn remove(State(devices): State<Arc<Devices>>, Path(name): Path<String>) -
 
 async fn metrics_text(State(devices): State<Arc<Devices>>) -> Result<Response, ApiError> {
     let views = views(&devices, devices.all()).await?;
-    let drops = devices.datapath.call(|datapath| datapath.drops()).await.map_err(DeviceError::from)?;
+    let drops = ask(&devices, |datapath| datapath.drops()).await?;
     let content_type = [(header::CONTENT_TYPE, "text/plain; version=0.0.4")];
     Ok((content_type, metrics::text(&views, &drops)).into_response())
 }

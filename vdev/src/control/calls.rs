@@ -211,6 +211,12 @@ impl<'a> Caller<'a> {
         let shared = shared.into_iter().zip(fds).collect();
         let resolved = memory::resolve(process, addr, length, writable, shared)
             .map_err(|error| refuse(error.errno(), error.to_string()))?;
+        if !resolved.doubtful.is_empty() {
+            // On a thread of its own: a file system in user space may never answer.
+            let (process, doubtful) = (process.clone(), resolved.doubtful.clone());
+            let probed = tokio::task::spawn_blocking(move || memory::probe(&process, &doubtful)).await;
+            probed.map_err(|_| stopping(Gone))?.map_err(|error| refuse(error.errno(), error.to_string()))?;
+        }
         let mapped = resolved.fully_mapped;
         let region = self.on_datapath(move |d| d.reg_mr(client, pd, iova, access, resolved)).await?;
         Ok((Reply::Region { mr: region.handle, lkey: region.lkey, rkey: region.rkey, mapped }, Vec::new()))

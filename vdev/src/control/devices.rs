@@ -69,6 +69,24 @@ pub enum DeviceError {
     /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Stopping,
+    /// The data path does not answer.
+    #[error("the data path has not answered for {seconds} s: {}", held_up(*.by))]
+    HeldUp {
+        /// For how long.
+        seconds: u64,
+        /// The process whose memory it waits for.
+        by: Option<i32>,
+    },
+}
+
+fn held_up(by: Option<i32>) -> String {
+    match by {
+        Some(pid) => format!(
+            "it waits for memory of process {pid}, and every device with it; end that process, or whatever serves its memory (a \
+             file system in user space, userfaultfd)"
+        ),
+        None => "try again".to_owned(),
+    }
 }
 
 impl From<Gone> for DeviceError {

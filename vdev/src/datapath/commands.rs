@@ -3,6 +3,7 @@
 //! The bound on what waits is the number of control tasks, each of which waits for its answer before it asks again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::oneshot;
@@ -10,7 +11,10 @@ use tokio::sync::oneshot;
 use super::Datapath;
 use super::clients::ClientId;
 use super::wake::Waker;
+use crate::memory::Reaching;
 
+/// How long a call waits before the log says what holds the datapath up.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Commands executed between two rounds.
 const PER_ROUND: usize = 16;
 
@@ -21,6 +25,7 @@ type Command = Box<dyn FnOnce(&mut Datapath) + Send>;
 pub struct DatapathHandle {
     sender: Sender<Command>,
     waker: Arc<Waker>,
+    reaching: Arc<Reaching>,
 }
 
 /// The datapath has stopped.
@@ -30,9 +35,9 @@ pub struct Gone;
 
 pub(super) struct Commands(Receiver<Command>);
 
-pub(super) fn channel(waker: Arc<Waker>) -> (DatapathHandle, Commands) {
+pub(super) fn channel(waker: Arc<Waker>, reaching: Arc<Reaching>) -> (DatapathHandle, Commands) {
     let (sender, receiver) = unbounded();
-    (DatapathHandle { sender, waker }, Commands(receiver))
+    (DatapathHandle { sender, waker, reaching }, Commands(receiver))
 }
 
 impl DatapathHandle {
@@ -48,10 +53,21 @@ impl DatapathHandle {
     /// # Errors
     /// [`Gone`].
     pub async fn call<R: Send + 'static>(&self, call: impl FnOnce(&mut Datapath) -> R + Send + 'static) -> Result<R, Gone> {
-        let (answer, answered) = oneshot::channel();
+        let (answer, mut answered) = oneshot::channel();
         // If the caller is gone, what the call returned is dropped here.
         self.post(move |datapath| drop(answer.send(call(datapath))));
+        if let Ok(answer) = tokio::time::timeout(PATIENCE, &mut answered).await {
+            return answer.map_err(|_| Gone);
+        }
+        if let Some(pid) = self.held_up_by() {
+            tracing::warn!(pid, "the data path, and so every device, waits for memory of this process");
+        }
         answered.await.map_err(|_| Gone)
+    }
+
+    /// The process whose memory the datapath is reaching right now. If it has been for long, that is what it waits for.
+    pub fn held_up_by(&self) -> Option<i32> {
+        self.reaching.process()
     }
 
     /// Resolves when the datapath has ended, for whatever reason.

@@ -21,7 +21,7 @@ use vdev_abi::queue::RingProducer;
 use super::clients::{ClientId, ClientInit};
 use super::wake::{Epoll, Source, Waker};
 use super::{Datapath, QpRequest, clock};
-use crate::memory::{Peer, Piece, Place, Process, Resolved};
+use crate::memory::{Memories, Peer, Piece, Place, Process, Resolved};
 use crate::port;
 
 const PSN: u32 = 0xFF_FFFF;
@@ -103,7 +103,7 @@ impl Program {
         let memory = vec![0; LEN];
         let addr = memory.as_ptr().addr() as u64;
         let pieces = vec![Piece { addr, len: LEN as u64, place: Place::Process }];
-        let resolved = Resolved { pieces, fully_mapped: false };
+        let resolved = Resolved { pieces, fully_mapped: false, doubtful: Vec::new() };
         let region = datapath.reg_mr(id, pd, addr, Access::all(), resolved).unwrap();
         let layout = CqLayout::new(16).unwrap();
         let (completions, theirs) = shared(layout.bytes);
@@ -173,7 +173,7 @@ fn one_write_takes_the_path_that_the_list_describes() {
     let mut walk = Walk { list: list(), walked: 0 };
     let (waker, epoll) = (Waker::new().unwrap(), Epoll::new().unwrap());
     epoll.add_input(waker.as_fd(), Source::Control).unwrap();
-    let mut datapath = Datapath::new(Rnic::new(Config { seed: 1, local_path: false }), epoll);
+    let mut datapath = Datapath::new(Rnic::new(Config { seed: 1, local_path: false }), Memories::new(), epoll);
     let [near, far] = ["127.91.7.1", "127.91.7.2"];
     let (mut a, b) = (Program::new(&mut datapath, near), Program::new(&mut datapath, far));
     a.connect(&mut datapath, &b, far);

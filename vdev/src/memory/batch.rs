@@ -1,7 +1,9 @@
 //! Ranges collected for one system call: local ones beside remote ones, neighbours merged.
 
 use super::process::{Direction, Process, Stopped};
+use super::reaching::Reaching;
 use libc::iovec;
+use std::sync::Arc;
 
 /// Ranges per call, each side. A burst of packets has at most about 60; more per call gains nothing measurable.
 const MAX_RANGES: usize = 64;
@@ -41,11 +43,12 @@ pub(super) struct Batch {
     local: Side,
     remote: Side,
     bytes: usize,
+    reaching: Arc<Reaching>,
 }
 
 impl Batch {
-    pub(super) const fn new() -> Batch {
-        Batch { local: Side::new(), remote: Side::new(), bytes: 0 }
+    pub(super) fn new(reaching: Arc<Reaching>) -> Batch {
+        Batch { local: Side::new(), remote: Side::new(), bytes: 0, reaching }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -76,8 +79,10 @@ impl Batch {
     pub(super) unsafe fn run(&mut self, process: &Process, direction: Direction) -> Result<(), Stopped> {
         let moved = match self.bytes {
             0 => Ok(()),
-            // SAFETY: the caller's promise.
-            _ => unsafe { process.transfer(direction, self.local.ranges(), self.remote.ranges()) },
+            _ => self.reaching.during(process.pid(), || {
+                // SAFETY: the caller's promise.
+                unsafe { process.transfer(direction, self.local.ranges(), self.remote.ranges()) }
+            }),
         };
         (self.local.used, self.remote.used, self.bytes) = (0, 0, 0);
         moved

@@ -17,6 +17,8 @@ pub struct Resolved {
     pub pieces: Vec<Piece>,
     /// Whether the daemon has mapped all of it.
     pub fully_mapped: bool,
+    /// Ends of the range in files that may be shorter than their mappings, or device memory: to be looked at with [`probe`].
+    pub doubtful: Vec<u64>,
 }
 
 /// A part of a registration that is reached in one way.
@@ -97,8 +99,7 @@ impl RegisterError {
     }
 }
 
-/// Checks that all of `addr..addr + length` is mapped in the process with the rights needed and that both ends can be reached,
-/// and finds out how. `shared` are the parts that the client says are shared objects, with its descriptors of them: hints, each
+/// Checks that all of `addr..addr + length` is mapped in the process with the rights needed, and finds out how it is reached. `shared` are the parts that the client says are shared objects, with its descriptors of them: hints, each
 /// used only if it is indeed the object that the process has mapped there.
 ///
 /// # Errors
@@ -112,19 +113,25 @@ pub fn resolve(
 ) -> Result<Resolved, RegisterError> {
     let end = addr.checked_add(length).ok_or(RegisterError::Wraps { addr, length })?;
     let mut pieces: Vec<Piece> = Vec::new();
+    let mut doubtful = Vec::new();
+    let ends = [addr, end.wrapping_sub(1)];
     let whole = Piece { addr, len: length, place: Place::Process };
     match process.maps() {
         _ if length == 0 => {}
-        None => pieces.push(whole),
+        None => {
+            pieces.push(whole);
+            doubtful.extend(ends);
+        }
         Some(maps) => {
             let mut at = addr;
             maps.visit(addr, end, |vma| {
                 check(process, &vma, at, writable)?;
                 let piece_end = vma.end.min(end);
-                append(
-                    &mut pieces,
-                    Piece { addr: at, len: piece_end - at, place: place(process, &vma, at, writable, &shared) },
-                );
+                let place = place(process, &vma, at, writable, &shared);
+                if vma.inode != 0 && matches!(place, Place::Process) {
+                    doubtful.extend(ends.into_iter().filter(|end| (at..piece_end).contains(end)));
+                }
+                append(&mut pieces, Piece { addr: at, len: piece_end - at, place });
                 at = piece_end;
                 Ok::<(), RegisterError>(())
             })?;
@@ -133,11 +140,8 @@ pub fn resolve(
             }
         }
     }
-    for at in [addr, end.wrapping_sub(1)].into_iter().take(if length == 0 { 0 } else { 2 }) {
-        probe(process, at)?;
-    }
     let fully_mapped = pieces.iter().all(|piece| matches!(piece.place, Place::Mapped { .. }));
-    Ok(Resolved { pieces, fully_mapped })
+    Ok(Resolved { pieces, fully_mapped, doubtful })
 }
 
 fn check(process: &Process, vma: &Vma, at: u64, writable: bool) -> Result<(), RegisterError> {
@@ -176,11 +180,18 @@ fn append(pieces: &mut Vec<Piece>, piece: Piece) {
     }
 }
 
-fn probe(process: &Process, at: u64) -> Result<(), RegisterError> {
-    let mut byte = 0u8;
-    let local = iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    let remote = iovec { iov_base: core::ptr::without_provenance_mut(at as usize), iov_len: 1 };
-    // SAFETY: the local range is `byte`.
-    unsafe { process.transfer(Direction::Read, &[local], &[remote]) }
-        .map_err(|_| RegisterError::Unreachable { at, pid: process.pid() })
+/// Reads the bytes at these addresses. May take as long as whoever serves the file likes.
+///
+/// # Errors
+/// [`RegisterError::Unreachable`].
+pub fn probe(process: &Process, addresses: &[u64]) -> Result<(), RegisterError> {
+    for &at in addresses {
+        let mut byte = 0u8;
+        let local = iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        let remote = iovec { iov_base: core::ptr::without_provenance_mut(at as usize), iov_len: 1 };
+        // SAFETY: the local range is `byte`.
+        unsafe { process.transfer(Direction::Read, &[local], &[remote]) }
+            .map_err(|_| RegisterError::Unreachable { at, pid: process.pid() })?;
+    }
+    Ok(())
 }

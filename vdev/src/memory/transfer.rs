@@ -7,6 +7,7 @@
 use super::batch::Batch;
 use super::mapping::SharedMapping;
 use super::process::{Direction, Process, Stopped};
+use super::reaching::Reaching;
 use super::slab::{Memory, Slab};
 use emtt::{MemId, Owner, Segment};
 use rnic::{AtomicOp, Dma, DmaError, Piece};
@@ -40,10 +41,15 @@ enum Site<'a> {
 impl Memories {
     /// No memory yet. Installs the fault handler of [`Copier`].
     pub fn new() -> Memories {
+        Memories::watched(Arc::default())
+    }
+
+    /// No memory yet; `reaching` says at any time whose memory is being reached through the kernel.
+    pub fn watched(reaching: Arc<Reaching>) -> Memories {
         Memories {
             slab: Slab::default(),
             copier: Copier::new(),
-            batch: Batch::new(),
+            batch: Batch::new(reaching),
             staging: vec![0; STAGING_BYTES + PAGE].into_boxed_slice(),
         }
     }

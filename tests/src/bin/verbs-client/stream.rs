@@ -11,6 +11,7 @@ const DEPTH: u64 = 8;
 /// `enum ibv_event_type`: the device is gone.
 const DEVICE_FATAL: u32 = 8;
 
+/// `--memory private|shared`, or `stuck` for the side that lends: pages that nobody will ever bring.
 /// `--size BYTES`, `--limit SECONDS`: fails if nothing breaks within the limit (a hang); `--count N`: ends well after N.
 pub fn run(words: &Words) -> Outcome<()> {
     let size = usize::try_from(words.number("size", 1 << 20)?)?;
@@ -28,6 +29,7 @@ pub fn run(words: &Words) -> Outcome<()> {
     qp.connect(&other, own.psn, 3, Patience { timeout: 14, retry_cnt: 7, rnr_retry: 7 })?;
     let [rkey, remote_addr] = peer.swap([region.rkey().into(), memory.addr(0)])?;
     if peer.is_server {
+        let _stuck = if words.text("memory") == Some("stuck") { Some(memory.hold_back()?) } else { None };
         // Lends its memory until the other one ends or is killed.
         say("lending");
         let _ = peer.hear();
