@@ -35,11 +35,14 @@ pub enum QpState {
     Err = 6,
 }
 
-/// Transport service. Only what the core can do.
+/// Transport service. Only what the core can do; the values are those of `enum ibv_qp_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum QpType {
     /// Reliable connection.
-    Rc,
+    Rc = 2,
+    /// Unreliable datagram.
+    Ud = 4,
 }
 
 /// Queue sizes.
@@ -89,6 +92,13 @@ pub struct AddressVector {
     pub service_level: u8,
     /// Port number; must be 1.
     pub port: u8,
+}
+
+impl AddressVector {
+    /// TTL or hop limit of packets.
+    pub(crate) fn hop_limit(&self) -> u8 {
+        if self.hop_limit == 0 { 64 } else { self.hop_limit }
+    }
 }
 
 bitflags! {

@@ -1,6 +1,6 @@
 //! Control calls: protection domains, regions, completion queues and queue pairs. Every call either succeeds or changes nothing.
 
-use crate::attr::{QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
+use crate::attr::{QpAttr, QpAttrMask, QpCaps, QpInit, QpState};
 use crate::cq::Cq;
 use crate::device::{Pd, device_of};
 use crate::error::ControlError;
@@ -8,7 +8,7 @@ use crate::event::AsyncEvent;
 use crate::limits;
 use crate::qp::{Path, Qp, state};
 use crate::rnic::Rnic;
-use crate::work::{CqId, DeviceId, PdId};
+use crate::work::{CqId, Destination, DeviceId, PdId};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use emtt::{Access, RegionInit, Segment};
@@ -161,7 +161,6 @@ impl Rnic {
     /// `NotFound` for PD or CQ, also if they are of different devices; `Invalid` for sizes above the limits; `Limit`.
     pub fn create_qp(&mut self, pd: PdId, init: QpInit) -> Result<Qpn, ControlError> {
         let device = device_of(self, pd)?;
-        let QpType::Rc = init.qp_type;
         check_caps(&init.caps)?;
         for cq in [init.send_cq, init.recv_cq] {
             if self.shared.cqs.get(cq.0).is_none_or(|entry| entry.device != device) {
@@ -202,6 +201,15 @@ impl Rnic {
         }
     }
 
+    /// The queue pair of this core that a datagram of `qpn` goes to by the local path.
+    pub fn local_receiver(&self, qpn: Qpn, to: &Destination) -> Option<Qpn> {
+        let qp = self.qps.get(qpn.get())?;
+        match qp.route(&self.shared, &to.address, to.qpn) {
+            Path::Local(device) => self.queue_pair(device, to.qpn),
+            _ => None,
+        }
+    }
+
     /// The queue pair that packets to a device call `number`, if there is one.
     pub fn queue_pair(&self, device: DeviceId, number: Qpn) -> Option<Qpn> {
         let qpn = self.shared.queue_pair(device, number);
@@ -216,7 +224,7 @@ impl Rnic {
     pub fn modify_qp(&mut self, _now: Instant, qpn: Qpn, mask: QpAttrMask, attr: &QpAttr) -> Result<(), ControlError> {
         let qp = self.qps.get_mut(qpn.get()).ok_or(ControlError::NotFound("queue pair"))?;
         let device = self.shared.devices.get(qp.device.0).ok_or(ControlError::NotFound("device"))?;
-        let to = state::check(qp.state, mask, attr, device)?;
+        let to = state::check(qp.qp_type, qp.state, mask, attr, device)?;
         qp.modify(&mut self.shared, mask, attr, to);
         Ok(())
     }

@@ -69,6 +69,14 @@ counters! {
         stray_response,
         /// Replays older than the responder's resources, dropped.
         lost_resource,
+        /// Datagrams dropped for a wrong Q_Key.
+        bad_qkey,
+        /// Datagrams dropped because no receive was posted.
+        dropped_no_receive,
+        /// Datagrams dropped because they were longer than the receive, or than the port's MTU where they were sent.
+        dropped_too_long,
+        /// Management datagrams dropped because nobody took those before.
+        dropped_mads,
     }
 }
 

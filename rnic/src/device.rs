@@ -73,6 +73,7 @@ impl Rnic {
         }
         self.shared.devices.remove(device.0);
         self.shared.gids.retain(|_, owner| *owner != device);
+        self.shared.mads.forget(device);
         self.shared
             .events
             .retain(|event| !matches!(event, AsyncEvent::PortActive(d, _) | AsyncEvent::PortError(d) if *d == device));

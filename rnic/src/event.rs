@@ -1,7 +1,9 @@
 //! What comes out of the core besides completions.
 
+use crate::attr::AddressVector;
 use crate::work::{CqId, DeviceId};
 use core::net::IpAddr;
+use roce::wire::icrc::Flow;
 use roce::{Mtu, Qpn};
 
 /// Asynchronous events, as `ibv_get_async_event(3)` knows them.
@@ -62,6 +64,23 @@ pub struct Transmit {
     pub len: usize,
     /// Bytes per packet.
     pub segment_len: usize,
+}
+
+impl Transmit {
+    /// A burst of `len` bytes in packets of `segment_len`, along `flow`, with headers as `address` wants them.
+    pub(crate) fn new(device: DeviceId, flow: &Flow, address: &AddressVector, (len, segment_len): (usize, usize)) -> Transmit {
+        Transmit {
+            device,
+            src: flow.src,
+            dst: flow.dst,
+            src_port: flow.src_port,
+            traffic_class: address.traffic_class,
+            hop_limit: address.hop_limit(),
+            flow_label: address.flow_label,
+            len,
+            segment_len,
+        }
+    }
 }
 
 /// One step of work that `Rnic::poll_transmit` did.

@@ -21,6 +21,7 @@ mod error;
 mod event;
 mod ids;
 pub mod limits;
+mod mad;
 mod qp;
 mod rng;
 mod rnic;
@@ -38,9 +39,11 @@ pub use counters::{Counters, DropCounters};
 pub use dma::{AtomicOp, Dma, DmaError, Piece};
 pub use error::{ControlError, PostError};
 pub use event::{AsyncEvent, Transmit, Work};
+pub use mad::{MAD_BYTES, Mad};
 pub use rnic::{Config, Rnic};
 pub use rx::RxMeta;
 pub use trace::Trace;
 pub use work::{
-    Completion, CompletionFlags, CqId, DeviceId, LocalBuffer, Opcode, PdId, RecvRequest, SendFlags, SendOp, SendRequest, Status,
+    Completion, CompletionFlags, CqId, Destination, DeviceId, LocalBuffer, Opcode, PdId, RecvRequest, SendFlags, SendOp,
+    SendRequest, Status,
 };

@@ -21,6 +21,8 @@ pub const MAX_CQS: u32 = 1 << 18;
 /// Queue pairs per [`crate::Rnic`].
 pub const MAX_QPS: u32 = 1 << 16;
 
+/// Management datagrams that wait to be taken by the front end, and as many that wait to be sent.
+pub const MAX_MADS: usize = 1024;
 /// Bytes of packets in one burst: below the 64 KiB of one UDP datagram train.
 pub const MAX_BURST_BYTES: usize = 60 << 10;
 /// Packets in one burst: what UDP segmentation offload takes at once on every kernel that has it.

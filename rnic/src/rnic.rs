@@ -1,6 +1,6 @@
 //! The public face of the core's data path: posting, packets, time, and what comes out.
 
-use crate::attr::QpState;
+use crate::attr::{QpState, QpType};
 use crate::counters::DropCounters;
 use crate::dma::Dma;
 use crate::error::PostError;
@@ -8,6 +8,7 @@ use crate::event::{AsyncEvent, Work};
 use crate::ids::IdTable;
 use crate::limits;
 use crate::qp::access::total_length;
+use crate::qp::state::check_address;
 use crate::qp::{Path, Qp, RecvWqe, SendWqe, Wait};
 use crate::shared::{Scratch, Shared};
 use crate::work::{Completion, CqId, LocalBuffer, RecvRequest, SendOp, SendRequest};
@@ -48,18 +49,21 @@ impl Rnic {
     /// # Errors
     /// `State` unless the queue pair is in RTS, SQD, SQE or ERR; `Full` if as many requests as the queue holds are
     /// outstanding; `Invalid` for too many buffers, more than 2^31 bytes, an atomic with less than 8 bytes to put the result
-    /// into, a `Direct` buffer to write to, or a SEND with both immediate data and a key to invalidate.
+    /// into, a `Direct` buffer to write to, a SEND with both immediate data and a key to invalidate, an operation that the
+    /// queue pair's type does not have, or a datagram to an address that cannot be reached from this device.
     pub fn post_send(&mut self, _now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
         let qp = self.qps.get_mut(qpn.get()).ok_or(PostError::State)?;
         if matches!(qp.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(PostError::State);
         }
-        if request.buffers.len() > qp.sq.max_sge() {
+        let is_datagram = matches!(request.op, SendOp::Datagram { .. });
+        if request.buffers.len() > qp.sq.max_sge() || is_datagram != (qp.qp_type == QpType::Ud) {
             return Err(PostError::Invalid);
         }
         let total = total_length(request.buffers);
         let (length, packets) = match request.op {
             SendOp::Atomic { .. } => (8, 1),
+            SendOp::Datagram { .. } => (total, 1),
             _ => (total, total.div_ceil(u64::from(qp.mtu())).max(1)),
         };
         let valid = total <= limits::MAX_MSG
@@ -68,6 +72,10 @@ impl Rnic {
                 SendOp::Write { .. } => true,
                 SendOp::Read { .. } => all_keyed(request.buffers),
                 SendOp::Atomic { .. } => total >= 8 && all_keyed(request.buffers),
+                SendOp::Datagram { to, .. } => {
+                    let device = self.shared.devices.get(qp.device.0);
+                    device.is_some_and(|device| check_address(&to.address, device).is_ok())
+                }
             };
         if !valid {
             return Err(PostError::Invalid);
@@ -86,7 +94,7 @@ impl Rnic {
         };
         qp.sq.push(wqe, request.buffers);
         match qp.state {
-            QpState::Err => qp.flush(&mut self.shared),
+            QpState::Err | QpState::Sqe => qp.flush_sends(&mut self.shared),
             _ => qp.schedule(&mut self.shared),
         }
         Ok(())
@@ -151,6 +159,9 @@ impl Rnic {
     /// Does one step of work: makes a burst of packets for one queue pair in `buf`, or executes requests of one queue pair on
     /// the local path. `None`: nothing to do now. `buf` should be 60 KiB long; at least one packet must fit (4200 bytes).
     pub fn poll_transmit(&mut self, now: Instant, dma: &mut impl Dma, buf: &mut [u8]) -> Option<Work> {
+        if let Some(work) = self.mad_step(dma, buf) {
+            return Some(work);
+        }
         loop {
             let qpn = self.shared.schedule.take()?;
             let Some(qp) = self.qps.get_mut(qpn.get()) else { continue };
@@ -158,6 +169,7 @@ impl Rnic {
             let work = match qp.path {
                 Path::Unset => None,
                 Path::Local(peer) => self.local_step(now, qpn, peer, dma),
+                Path::PerRequest => self.datagram_step(qpn, dma, buf),
                 Path::Wire(flow) => qp.transmit(&mut self.shared, &mut self.scratch, now, flow, dma, buf).map(Work::Packets),
             };
             if work.is_some() {

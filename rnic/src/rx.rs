@@ -1,5 +1,6 @@
 //! Packets from the wire: checks that need no queue pair, and the way to the queue pair.
 
+use crate::attr::QpType;
 use crate::dma::Dma;
 use crate::ids::IdTable;
 use crate::qp::{Path, Qp};
@@ -95,11 +96,15 @@ impl Receiver {
         }
         let qpn = shared.queue_pair(self.device, bth.dest_qpn);
         let Some(qp) = qps.get(qpn.get()).filter(|qp| qp.device == self.device && qp.number == bth.dest_qpn) else {
-            shared.drops.unknown_qp += 1;
+            match bth.dest_qpn {
+                Qpn::GSI => shared.take_mad_packet(self.device, &self.flow, &headers, &packet[payload]),
+                _ => shared.drops.unknown_qp += 1,
+            }
             return;
         };
         let is_from_peer = match qp.path {
             Path::Wire(out) => out.dst == self.flow.src && out.src == self.flow.dst,
+            Path::PerRequest => true,
             Path::Local(_) => false,
             Path::Unset => {
                 shared.drops.bad_state += 1;
@@ -112,10 +117,10 @@ impl Receiver {
             note_drop(qps, bth.dest_qpn, "bad_address");
             return;
         }
-        match bth.opcode.service() {
-            Service::Cnp => return shared.count(self.device, |counters| counters.rcvd_cnp += 1),
-            Service::Rc => {}
-            Service::Uc | Service::Ud => {
+        match (bth.opcode.service(), qp.qp_type) {
+            (Service::Cnp, _) => return shared.count(self.device, |counters| counters.rcvd_cnp += 1),
+            (Service::Rc, QpType::Rc) | (Service::Ud, QpType::Ud) => {}
+            _ => {
                 shared.drops.bad_service += 1;
                 note_drop(qps, bth.dest_qpn, "bad_service");
                 return;
@@ -136,6 +141,9 @@ impl Receiver {
         }
         self.batch_qpn = qpn;
         let Some(qp) = qps.get_mut(qpn.get()).filter(|qp| qp.can_receive()) else { return };
+        if qp.qp_type == QpType::Ud {
+            return qp.handle_datagram(shared, scratch, &self.flow, &headers, &packet[payload]);
+        }
         let payload = start + payload.start..start + payload.end;
         if bth.opcode.is_response() {
             qp.handle_response(shared, scratch, self.now, &headers, payload);
@@ -159,7 +167,7 @@ impl Receiver {
     fn continues_batch(&self, scratch: &Scratch, qpn: Qpn, kind: Kind) -> bool {
         let Some((batch, _)) = scratch.open_batch else { return true };
         let fits = match kind {
-            Kind::Send | Kind::Write => batch == Batch::Requests,
+            Kind::Send | Kind::Write => matches!(batch, Batch::Requests | Batch::Datagrams),
             Kind::ReadResponse => batch == Batch::Responses,
             Kind::AtomicAck => batch == Batch::Values,
             // It may depend on, or change, memory that the batch is about to write.

@@ -1,6 +1,7 @@
 //! What all queue pairs share: object tables, outputs that wait to be polled, the schedule and the timers.
 
 use crate::Config;
+use crate::attr::AddressVector;
 use crate::counters::{Counters, DropCounters};
 use crate::cq::{Completions, Cq};
 use crate::device::{Device, Pd};
@@ -8,12 +9,14 @@ use crate::dma::Piece;
 use crate::event::AsyncEvent;
 use crate::ids::IdTable;
 use crate::limits;
+use crate::mad::Mads;
 use crate::schedule::Schedule;
 use crate::timers::Timers;
 use crate::work::{Completion, CqId, DeviceId, PdId};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use emtt::{Segment, Table};
+use roce::wire::icrc::Flow;
 use roce::{Gid, Psn, Qpn, Rkey};
 
 pub(crate) struct Shared {
@@ -29,6 +32,7 @@ pub(crate) struct Shared {
     pub schedule: Schedule,
     pub timers: Timers,
     pub drops: DropCounters,
+    pub mads: Mads,
 }
 
 impl Shared {
@@ -46,6 +50,7 @@ impl Shared {
             schedule: Schedule::default(),
             timers: Timers::default(),
             drops: DropCounters::default(),
+            mads: Mads::default(),
         }
     }
 
@@ -68,6 +73,25 @@ impl Shared {
         if let Some(device) = self.devices.get_mut(device.0) {
             change(&mut device.counters);
         }
+    }
+
+    /// The addresses of packets from a device along an address that [`crate::qp::state::check_address`] found to be good.
+    pub fn flow(&self, device: DeviceId, address: &AddressVector, (qpn, dest_qpn): (Qpn, Qpn)) -> Flow {
+        let source = self.devices.get(device.0).map(|device| &device.gids);
+        let src = source.and_then(|gids| gids.get(usize::from(address.sgid_index)));
+        // The index was good, and a device keeps its GIDs for life.
+        let src = src.map_or(address.dgid, |gid| *gid).ip();
+        // Any function of the two queue pairs' identity serves as entropy; the mix makes all 14 bits depend on it.
+        let entropy = crate::rng::mix(u64::from(qpn.get()) << 32 | u64::from(dest_qpn.get()));
+        Flow { src, dst: address.dgid.ip(), src_port: 0xC000 | (entropy & 0x3FFF) as u16 }
+    }
+
+    /// Counts packets that leave a device. False if they do not, as its port is down.
+    pub fn leave(&mut self, device: DeviceId, packets: usize, bytes: usize) -> bool {
+        let Some(device) = self.devices.get_mut(device.0).filter(|device| device.port.is_some()) else { return false };
+        device.counters.sent_pkts += packets as u64;
+        device.counters.sent_bytes += bytes as u64;
+        true
     }
 
     /// Removes a region of this protection domain; false if there is none with this key.
@@ -98,9 +122,11 @@ pub(crate) struct Scratch {
     pub theirs: Vec<Segment>,
     /// Memory against packet bytes (wire). Whoever fills it leaves it empty.
     pub pieces: Vec<Piece>,
+    /// Memory against bytes of a datagram that is being read (local path).
+    pub sources: Vec<Piece>,
     /// What `pieces` are while packets are taken, and the PSN of the first packet among them.
     pub open_batch: Option<(Batch, Psn)>,
-    /// Values that atomics returned, in host byte order.
+    /// Values that atomics returned, in host byte order; or datagrams, each with its GRH.
     pub values: Vec<u8>,
 }
 
@@ -113,6 +139,8 @@ pub(crate) enum Batch {
     Responses,
     /// Values from atomics: the source is [`Scratch::values`].
     Values,
+    /// Datagrams with their GRH, which lie in [`Scratch::values`].
+    Datagrams,
 }
 
 impl Scratch {

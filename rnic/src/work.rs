@@ -1,5 +1,6 @@
 //! Work requests and completions, as verbs programs know them.
 
+use crate::attr::AddressVector;
 use bitflags::bitflags;
 use emtt::Segment;
 use roce::{Lkey, Qpn, Rkey};
@@ -45,6 +46,17 @@ bitflags! {
     }
 }
 
+/// Where a datagram goes: what an address handle and the fields beside it in a work request say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The peer's port, and the way there.
+    pub address: AddressVector,
+    /// The peer's queue pair.
+    pub qpn: Qpn,
+    /// The peer's Q_Key. One with the highest bit set stands for the sending queue pair's own (IBA 10.2.5).
+    pub qkey: u32,
+}
+
 /// What a send request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
@@ -79,6 +91,13 @@ pub enum SendOp {
         rkey: Rkey,
         /// Which operation.
         op: crate::AtomicOp,
+    },
+    /// SEND of one datagram, the only operation of a queue pair of type UD.
+    Datagram {
+        /// Where to.
+        to: Destination,
+        /// Immediate data, the four bytes as on the wire.
+        imm: Option<[u8; 4]>,
     },
 }
 
@@ -183,6 +202,8 @@ pub struct Completion {
     pub opcode: Opcode,
     /// The local queue pair.
     pub qpn: Qpn,
+    /// The sender's queue pair (received datagrams only).
+    pub src_qpn: Qpn,
     /// Bytes received, read, or moved; 0 for failed requests.
     pub byte_len: u32,
     /// Immediate data or invalidated key, see `flags`.

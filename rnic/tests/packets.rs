@@ -295,10 +295,10 @@ fn ad_11_silent_drops() {
     dropped("P_Key", "bad_pkey", &|world| world.inject(&a, &b, &bad_pkey, &[0; 4]));
     let unknown = with(|headers| headers.bth.dest_qpn = Qpn::new(headers.bth.dest_qpn.get() ^ 0x10_0000));
     dropped("QPN", "unknown_qp", &|world| world.inject(&a, &b, &unknown, &[0; 4]));
-    for qpn in [Qpn::new(0), Qpn::GSI, Qpn::MULTICAST] {
+    for (qpn, counter) in [(Qpn::new(0), "unknown_qp"), (Qpn::GSI, "bad_service"), (Qpn::MULTICAST, "unknown_qp")] {
         let mut headers = good;
         headers.bth.dest_qpn = qpn;
-        dropped("special QPN", "unknown_qp", &|world| world.inject(&a, &b, &headers, &[0; 4]));
+        dropped("special QPN", counter, &|world| world.inject(&a, &b, &headers, &[0; 4]));
     }
     let uc = request(Wire::UcSendOnly, 1000, &b, 4);
     dropped("UC opcode", "bad_service", &|world| world.inject(&a, &b, &uc, &[0; 4]));

@@ -1,6 +1,6 @@
 //! The table of unmodified programs that must run between two devices, and how one row is run and judged.
 //!
-//! The rows are those that the first milestone promises: Debian's `ibv_rc_pingpong` and perftest with the options people use.
+//! The rows are Debian's pingpongs and perftest with the options people use.
 //! They are short on purpose (few iterations): what is tested is that they run and end well, not how fast.
 
 use crate::{Daemon, Program};
@@ -26,7 +26,7 @@ pub struct Row {
 /// What a client must print to have passed, beside ending with status 0.
 #[derive(Clone, Copy, Debug)]
 pub enum Report {
-    /// `ibv_rc_pingpong`: its two summary lines.
+    /// A pingpong of libibverbs: its two summary lines.
     Pingpong,
     /// perftest: this many lines of results, each of them with figures above zero.
     Results {
@@ -46,6 +46,8 @@ macro_rules! test_each_row {
             rc_pingpong: "ibv_rc_pingpong", "-g 0 -n 200", Pingpong;
             rc_pingpong_events: "ibv_rc_pingpong", "-g 0 -n 200 -e", Pingpong;
             rc_pingpong_checked: "ibv_rc_pingpong", "-g 0 -n 200 -c", Pingpong;
+            ud_pingpong: "ibv_ud_pingpong", "-g 0 -n 200", Pingpong;
+            ud_pingpong_events: "ibv_ud_pingpong", "-g 0 -n 200 -e", Pingpong;
             write_bw_all_sizes: "ib_write_bw", "-a -n 40", Results { lines: $crate::matrix::ALL_SIZES };
             read_bw_all_sizes: "ib_read_bw", "-a -n 40", Results { lines: $crate::matrix::ALL_SIZES };
             send_bw_all_sizes: "ib_send_bw", "-a -n 40", Results { lines: $crate::matrix::ALL_SIZES };
@@ -61,6 +63,9 @@ macro_rules! test_each_row {
             read_bw_both_ways: "ib_read_bw", "-b -n 100", Results { lines: 1 };
             send_bw_both_ways: "ib_send_bw", "-b -n 100", Results { lines: 1 };
             read_bw_events: "ib_read_bw", "-e -n 100", Results { lines: 1 };
+            send_bw_ud: "ib_send_bw", "-c UD -n 1000", Results { lines: 1 };
+            send_bw_ud_both_ways: "ib_send_bw", "-c UD -b -n 100", Results { lines: 1 };
+            send_lat_ud: "ib_send_lat", "-c UD -n 300", Results { lines: 1 };
             send_bw_events: "ib_send_bw", "-e -n 100", Results { lines: 1 };
             send_lat_events: "ib_send_lat", "-e -n 100", Results { lines: 1 };
             write_bw_post_list: "ib_write_bw", "-l 8 -n 200", Results { lines: 1 };

@@ -5,9 +5,11 @@
 //! completion with an error, which is the core's to give.
 
 use emtt::{MemId, Owner, Segment};
-use rnic::{AtomicOp, LocalBuffer, RecvRequest, SendFlags, SendOp, SendRequest, limits::MAX_SGE};
-use roce::{Lkey, Rkey};
-use vdev_abi::layout::{RecvEntry, STAGING_LKEY, Sge};
+use rnic::{
+    AddressVector, AtomicOp, Destination, LocalBuffer, QpType, RecvRequest, SendFlags, SendOp, SendRequest, limits::MAX_SGE,
+};
+use roce::{Gid, Lkey, Qpn, Rkey};
+use vdev_abi::layout::{self, RecvEntry, STAGING_LKEY, Sge};
 use vdev_abi::queue::{FLAG_INLINE, TakenSend};
 
 /// Room for the buffers of one request, reused.
@@ -52,11 +54,12 @@ pub enum BadEntry {
     Buffers(usize),
 }
 
-/// The request in a send entry. `sges` are the buffers that go with it, empty for inline data.
+/// The request in a send entry of a queue pair of this type. `sges` are the buffers that go with it, empty for inline data.
 ///
 /// # Errors
 /// [`BadEntry`].
 pub fn send_request<'a>(
+    qp_type: QpType,
     taken: &TakenSend,
     sges: &[Sge],
     memory: &Unkeyed,
@@ -65,6 +68,8 @@ pub fn send_request<'a>(
     let entry = &taken.entry;
     let (remote_addr, rkey) = (entry.remote_addr, Rkey(entry.rkey));
     let op = match entry.opcode {
+        2 if qp_type == QpType::Ud => SendOp::Datagram { to: destination(&entry.destination()), imm: None },
+        3 if qp_type == QpType::Ud => SendOp::Datagram { to: destination(&entry.destination()), imm: Some(entry.imm) },
         0 => SendOp::Write { remote_addr, rkey, imm: None },
         1 => SendOp::Write { remote_addr, rkey, imm: Some(entry.imm) },
         2 => SendOp::Send { imm: None, invalidate: None },
@@ -78,7 +83,7 @@ pub fn send_request<'a>(
         9 => SendOp::Send { imm: None, invalidate: Some(Rkey(u32::from_ne_bytes(entry.imm))) },
         other => return Err(BadEntry::Opcode(other)),
     };
-    let is_source = matches!(op, SendOp::Send { .. } | SendOp::Write { .. });
+    let is_source = matches!(op, SendOp::Send { .. } | SendOp::Write { .. } | SendOp::Datagram { .. });
     let flags = SendFlags::from_bits(entry.flags & !FLAG_INLINE).ok_or(BadEntry::Flags(entry.flags))?;
     let mut count = 0;
     if let Some(range) = &taken.inline {
@@ -104,6 +109,19 @@ pub fn send_request<'a>(
         count = sges.len();
     }
     Ok(SendRequest { wr_id: entry.wr_id, op, flags, buffers: &buffers[..count] })
+}
+
+fn destination(to: &layout::Destination) -> Destination {
+    let address = AddressVector {
+        dgid: Gid(to.dgid),
+        sgid_index: to.sgid_index,
+        traffic_class: to.traffic_class,
+        hop_limit: to.hop_limit,
+        flow_label: to.flow_label,
+        service_level: to.service_level,
+        port: 1,
+    };
+    Destination { address, qpn: Qpn::new(to.qpn), qkey: to.qkey }
 }
 
 fn staged(sge: &Sge, memory: &Unkeyed) -> Result<LocalBuffer, BadEntry> {
@@ -145,7 +163,7 @@ mod tests {
 
     fn decode(entry: SendEntry, sges: &[Sge]) -> Result<(SendOp, Vec<LocalBuffer>), BadEntry> {
         let mut buffers = [NO_BUFFER; MAX_SGE as usize];
-        let request = send_request(&TakenSend { entry, inline: None }, sges, &MEMORY, &mut buffers)?;
+        let request = send_request(QpType::Rc, &TakenSend { entry, inline: None }, sges, &MEMORY, &mut buffers)?;
         Ok((request.op, request.buffers.to_vec()))
     }
 
@@ -172,6 +190,20 @@ mod tests {
     }
 
     #[test]
+    fn sends_of_datagram_queue_pairs_have_a_destination() {
+        let to = layout::Destination { dgid: [9; 16], qpn: 0x1234, qkey: 77, hop_limit: 5, ..Default::default() };
+        for (opcode, imm) in [(2, None), (3, Some(0x0102_0304u32.to_ne_bytes()))] {
+            let mut entry = entry(opcode, 2);
+            entry.set_destination(&to);
+            let mut buffers = [NO_BUFFER; MAX_SGE as usize];
+            let taken = TakenSend { entry, inline: None };
+            let request = send_request(QpType::Ud, &taken, &[], &MEMORY, &mut buffers).unwrap();
+            let address = AddressVector { dgid: Gid([9; 16]), hop_limit: 5, port: 1, ..Default::default() };
+            assert_eq!(request.op, SendOp::Datagram { to: Destination { address, qpn: Qpn::new(0x1234), qkey: 77 }, imm });
+        }
+    }
+
+    #[test]
     fn staging_is_bounded_and_only_a_source() {
         let staged = |addr, length| [Sge { addr, length, lkey: STAGING_LKEY }];
         let segment = Segment { owner: Owner::Host(MemId(4)), addr: 990, len: 10 };
@@ -184,7 +216,7 @@ mod tests {
         let mut buffers = [NO_BUFFER; MAX_SGE as usize];
         let without = Unkeyed { staging: None, ..MEMORY };
         let taken = TakenSend { entry: entry(2, 0), inline: None };
-        let error = send_request(&taken, &staged(0, 1), &without, &mut buffers).unwrap_err();
+        let error = send_request(QpType::Rc, &taken, &staged(0, 1), &without, &mut buffers).unwrap_err();
         assert_eq!(error, BadEntry::Staging { addr: 0, len: 1, size: 0 });
     }
 
@@ -192,13 +224,13 @@ mod tests {
     fn inline_data_lie_in_the_ring() {
         let mut buffers = [NO_BUFFER; MAX_SGE as usize];
         let taken = TakenSend { entry: entry(0, FLAG_INLINE), inline: Some(4160..4170) };
-        let request = send_request(&taken, &[], &MEMORY, &mut buffers).unwrap();
+        let request = send_request(QpType::Rc, &taken, &[], &MEMORY, &mut buffers).unwrap();
         let segment = Segment { owner: Owner::Host(MemId(3)), addr: 4160, len: 10 };
         assert_eq!(request.buffers, [LocalBuffer::Direct(segment)]);
         let empty = TakenSend { entry: entry(0, FLAG_INLINE), inline: Some(4160..4160) };
-        assert!(send_request(&empty, &[], &MEMORY, &mut buffers).unwrap().buffers.is_empty());
+        assert!(send_request(QpType::Rc, &empty, &[], &MEMORY, &mut buffers).unwrap().buffers.is_empty());
         let read = TakenSend { entry: entry(4, FLAG_INLINE), inline: Some(4160..4170) };
-        assert_eq!(send_request(&read, &[], &MEMORY, &mut buffers).unwrap_err(), BadEntry::NotASource(4));
+        assert_eq!(send_request(QpType::Rc, &read, &[], &MEMORY, &mut buffers).unwrap_err(), BadEntry::NotASource(4));
     }
 
     #[test]

@@ -88,6 +88,13 @@ impl<'a> Burst<'a> {
         }
     }
 
+    /// Adds a packet that fits, whose payload is given here.
+    pub fn add_with(&mut self, headers: &mut Headers, payload: &[u8]) {
+        let at = self.len + headers.len();
+        self.add(headers, payload.len());
+        self.buf[at..at + payload.len()].copy_from_slice(payload);
+    }
+
     /// A function that takes, in order, the memory of the payload of the next packet, whose opcode is `opcode`.
     #[inline]
     pub fn payload_of(&mut self, opcode: Opcode) -> impl FnMut(Segment) {

@@ -229,6 +229,7 @@ impl Qp {
                 pieces.clear();
                 written.map_err(|_| Fault::Ours)?;
             }
+            SendOp::Datagram { .. } => unreachable!("posted to queue pairs of type UD only"),
         }
         if is_last {
             self.resp.expected_psn = self.resp.expected_psn.plus(wqe.packets);

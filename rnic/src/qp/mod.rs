@@ -2,10 +2,12 @@
 //!
 //! On the wire, [`requester`] sends requests and [`response`] takes their answers; [`request`] takes a peer's requests and
 //! [`reply`] answers them. [`local`] does all of that at once for two queue pairs of one host. [`responder`] is what a message
-//! does to this side, and [`access`] the checks before it, on both paths.
+//! does to this side, and [`access`] the checks before it, on both paths. [`datagram`] is the unreliable datagram service, both ways
+//! and on both paths.
 
 pub(crate) mod access;
 pub(crate) mod burst;
+pub(crate) mod datagram;
 pub(crate) mod local;
 pub(crate) mod queue;
 pub(crate) mod reply;
@@ -18,7 +20,7 @@ pub(crate) mod state;
 pub(crate) mod transmit;
 pub(crate) mod window;
 
-use crate::attr::{QpAttr, QpAttrMask, QpCaps, QpInit, QpState};
+use crate::attr::{AddressVector, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
 use crate::event::AsyncEvent;
 use crate::shared::Shared;
 use crate::timers::Timer;
@@ -38,6 +40,8 @@ pub(crate) enum Path {
     /// The peer is a device of the same `Rnic`.
     Local(DeviceId),
     Wire(Flow),
+    /// Each datagram has its own.
+    PerRequest,
 }
 
 /// What a queue pair's timer stands for.
@@ -58,6 +62,7 @@ pub(crate) struct Qp {
     pub qpn: Qpn,
     /// What peers call it: `qpn`, unless the device's driver chose a number.
     pub number: Qpn,
+    pub qp_type: QpType,
     pub device: DeviceId,
     pub pd: PdId,
     pub send_cq: CqId,
@@ -88,6 +93,7 @@ impl Qp {
         Qp {
             qpn,
             number: qpn,
+            qp_type: init.qp_type,
             device,
             pd,
             send_cq: init.send_cq,
@@ -174,7 +180,7 @@ impl Qp {
             return;
         }
         let opcode = match wqe.op {
-            SendOp::Send { .. } => Opcode::Send,
+            SendOp::Send { .. } | SendOp::Datagram { .. } => Opcode::Send,
             SendOp::Write { .. } => Opcode::Write,
             SendOp::Read { .. } => Opcode::Read,
             SendOp::Atomic { op: crate::AtomicOp::CompareSwap { .. }, .. } => Opcode::CompareSwap,
@@ -186,6 +192,7 @@ impl Qp {
             status,
             opcode,
             qpn: self.qpn,
+            src_qpn: Qpn::default(),
             byte_len,
             imm: [0; 4],
             flags: CompletionFlags::empty(),
@@ -203,6 +210,7 @@ impl Qp {
             status,
             opcode: Opcode::Recv,
             qpn: self.qpn,
+            src_qpn: Qpn::default(),
             byte_len: 0,
             imm: [0; 4],
             flags: CompletionFlags::empty(),
@@ -213,7 +221,8 @@ impl Qp {
         shared.complete(self.recv_cq, completion);
     }
 
-    /// The oldest send request failed: it completes with `status`, and the queue pair goes to the error state.
+    /// The oldest send request failed: it completes with `status`. A reliable connection goes to the error state with it; of
+    /// an unreliable service only the send queue does (IBA 10.3.1.6), as what others send has nothing to do with it.
     pub fn fail_send(&mut self, shared: &mut Shared, status: Status, vendor_err: u32) {
         if let Some(device) = shared.devices.get_mut(self.device.0) {
             match status {
@@ -226,8 +235,13 @@ impl Qp {
         if !self.sq.is_empty() {
             self.complete_send(shared, status, vendor_err);
         }
-        self.resp.forget_replies();
-        self.enter_error(shared);
+        if self.qp_type == QpType::Rc {
+            self.resp.forget_replies();
+            self.enter_error(shared);
+        } else {
+            (self.state, self.attr.state) = (QpState::Sqe, QpState::Sqe);
+            self.flush_sends(shared);
+        }
     }
 
     /// Goes to the error state: everything that is posted is flushed, in the order of posting within each queue. Replies that
@@ -241,11 +255,16 @@ impl Qp {
         self.flush(shared);
     }
 
-    /// Flushes what is posted; the state is ERR.
-    pub fn flush(&mut self, shared: &mut Shared) {
+    /// Flushes the send requests that are posted; the state is ERR or SQE.
+    pub fn flush_sends(&mut self, shared: &mut Shared) {
         while !self.sq.is_empty() {
             self.complete_send(shared, Status::FlushError, vendor_err::FLUSHED);
         }
+    }
+
+    /// Flushes what is posted; the state is ERR.
+    pub fn flush(&mut self, shared: &mut Shared) {
+        self.flush_sends(shared);
         while !self.rq.is_empty() {
             self.fail_receive(shared, Status::FlushError, vendor_err::FLUSHED);
         }
@@ -295,18 +314,17 @@ impl Qp {
     }
 
     fn path_to_peer(&self, shared: &Shared) -> Path {
-        let dgid = self.attr.address.dgid;
-        match shared.gids.get(&dgid) {
+        match self.qp_type {
+            QpType::Rc => self.route(shared, &self.attr.address, self.attr.dest_qpn),
+            QpType::Ud => Path::PerRequest,
+        }
+    }
+
+    /// The way to a queue pair at an address that [`state::check_address`] found to be good.
+    pub fn route(&self, shared: &Shared, address: &AddressVector, dest_qpn: Qpn) -> Path {
+        match shared.gids.get(&address.dgid) {
             Some(&peer) if shared.config.local_path => Path::Local(peer),
-            _ => {
-                let source = shared.devices.get(self.device.0).map(|device| &device.gids);
-                let src = source.and_then(|gids| gids.get(usize::from(self.attr.address.sgid_index)));
-                // `state::check` found the index to be good, and a device keeps its GIDs for life.
-                let src = src.map_or(dgid, |gid| *gid).ip();
-                // Any function of the queue pair's identity serves as entropy; the mix makes all 14 bits depend on it.
-                let entropy = crate::rng::mix(u64::from(self.qpn.get()) << 32 | u64::from(self.attr.dest_qpn.get()));
-                Path::Wire(Flow { src, dst: dgid.ip(), src_port: 0xC000 | (entropy & 0x3FFF) as u16 })
-            }
+            _ => Path::Wire(shared.flow(self.device, address, (self.qpn, dest_qpn))),
         }
     }
 

@@ -259,18 +259,7 @@ impl Qp {
     /// Payload of requests that were taken could not be written: the queue pair fails, and the peer is told at the first packet
     /// that was lost.
     pub fn fail_requests(&mut self, shared: &mut Shared, first_psn: Psn) {
-        let mut failed = false;
-        shared.completions.release_changed(|completion| {
-            let is_receive = matches!(completion.opcode, Opcode::Recv | Opcode::RecvWriteWithImm);
-            if completion.status == Status::Success && is_receive {
-                (completion.status, completion.vendor_err) = match failed {
-                    false => (Status::LocalProtectionError, vendor_err::LOCAL_MEMORY),
-                    true => (Status::FlushError, vendor_err::FLUSHED),
-                };
-                (completion.byte_len, completion.solicited) = (0, true);
-                failed = true;
-            }
-        });
+        let failed = fail_taken_receives(shared);
         // READs and atomics after the first lost packet must not be answered as if it had been written.
         self.resp.replies.retain(|reply| reply.psn.is_before(first_psn));
         self.resp.ack_due = false;
@@ -287,4 +276,22 @@ impl Qp {
         }
         self.schedule(shared);
     }
+}
+
+/// The batch could not be written: the first receive that it completed fails, those after it are flushed. False if it completed
+/// none.
+pub(super) fn fail_taken_receives(shared: &mut Shared) -> bool {
+    let mut failed = false;
+    shared.completions.release_changed(|completion| {
+        let is_receive = matches!(completion.opcode, Opcode::Recv | Opcode::RecvWriteWithImm);
+        if completion.status == Status::Success && is_receive {
+            (completion.status, completion.vendor_err) = match failed {
+                false => (Status::LocalProtectionError, vendor_err::LOCAL_MEMORY),
+                true => (Status::FlushError, vendor_err::FLUSHED),
+            };
+            (completion.byte_len, completion.solicited) = (0, true);
+            failed = true;
+        }
+    });
+    failed
 }

@@ -254,6 +254,7 @@ impl Qp {
                     crate::AtomicOp::FetchAdd { .. } => (Opcode::RcFetchAdd, 1),
                 }
             }
+            SendOp::Datagram { .. } => unreachable!("posted to queue pairs of type UD only"),
         };
         let offset = packet * mtu;
         let payload = if wqe.is_fetch() { 0 } else { (wqe.length - offset).min(mtu) };
@@ -330,6 +331,7 @@ impl Qp {
                 };
                 headers.atomic = Some(AtomicEth { va: remote_addr, rkey, swap_add, compare });
             }
+            SendOp::Datagram { .. } => unreachable!("posted to queue pairs of type UD only"),
         }
         headers
     }

@@ -10,7 +10,7 @@ use crate::work::{Completion, CompletionFlags, Opcode, Status};
 use alloc::collections::VecDeque;
 use emtt::{Access, Segment, Table};
 use roce::wire::{NakCode, Syndrome};
-use roce::{Psn, Rkey};
+use roce::{Psn, Qpn, Rkey};
 
 /// A message that has begun and not ended.
 #[derive(Clone, Copy, Debug)]
@@ -208,6 +208,7 @@ impl Qp {
             status: Status::Success,
             opcode,
             qpn: self.qpn,
+            src_qpn: Qpn::default(),
             byte_len: self.resp.received,
             imm,
             flags,

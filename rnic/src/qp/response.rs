@@ -225,15 +225,16 @@ impl Qp {
         }
     }
 
-    /// Writes to memory what the open batch holds: pieces of `bytes`, or values of atomics.
+    /// Writes to memory what the open batch holds: pieces of `bytes`, values of atomics, or datagrams.
     pub fn write_batch(&mut self, shared: &mut Shared, scratch: &mut Scratch, dma: &mut impl Dma, bytes: &[u8]) {
         let Some((kind, first_psn)) = scratch.open_batch else { return };
-        let source = if kind == Batch::Values { &scratch.values[..] } else { bytes };
+        let source = if matches!(kind, Batch::Values | Batch::Datagrams) { &scratch.values[..] } else { bytes };
         let written = dma.scatter(&scratch.pieces, source);
         scratch.close_batch();
         match (written, kind) {
             (Ok(()), _) => shared.completions.release(),
             (Err(_), Batch::Requests) => self.fail_requests(shared, first_psn),
+            (Err(_), Batch::Datagrams) => self.fail_datagrams(shared),
             (Err(_), Batch::Responses | Batch::Values) => self.fail_responses(shared),
         }
     }

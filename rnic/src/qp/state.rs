@@ -1,14 +1,36 @@
-//! Which attributes may and must be given on which change of state: the tables of `ibv_modify_qp(3)` for RC, and the range of
+//! Which attributes may and must be given on which change of state: the tables of `ibv_modify_qp(3)`, and the range of
 //! each attribute. Nothing here changes anything, so a refused call leaves the queue pair as it was.
 
-use crate::attr::{QpAttr, QpAttrMask as Mask, QpState};
+use crate::attr::{AddressVector, QpAttr, QpAttrMask as Mask, QpState, QpType};
 use crate::device::Device;
 use crate::error::ControlError;
 use crate::limits::MAX_RD_ATOMIC;
 use core::net::IpAddr;
 
 /// Required and optional attributes of a change of state, `STATE` apart; `None` if there is no such change.
-fn attributes(from: QpState, to: QpState) -> Option<(Mask, Mask)> {
+fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(Mask, Mask)> {
+    match qp_type {
+        QpType::Rc => attributes_of_rc(from, to),
+        QpType::Ud => attributes_of_ud(from, to),
+    }
+}
+
+fn attributes_of_ud(from: QpState, to: QpState) -> Option<(Mask, Mask)> {
+    use QpState::*;
+    let (none, init) = (Mask::empty(), Mask::PKEY_INDEX | Mask::PORT | Mask::QKEY);
+    Some(match (from, to) {
+        (_, Reset | Err) => (none, none),
+        (Reset, Init) => (init, none),
+        (Init, Init) => (none, init),
+        (Init, Rtr) | (Sqd, Sqd) => (none, Mask::PKEY_INDEX | Mask::QKEY),
+        (Rtr, Rts) => (Mask::SQ_PSN, Mask::CUR_STATE | Mask::QKEY),
+        (Rts | Sqe | Sqd, Rts) => (none, Mask::CUR_STATE | Mask::QKEY),
+        (Rts, Sqd) => (none, Mask::EN_SQD_ASYNC_NOTIFY),
+        _ => return None,
+    })
+}
+
+fn attributes_of_rc(from: QpState, to: QpState) -> Option<(Mask, Mask)> {
     use QpState::*;
     let none = Mask::empty();
     let path = Mask::ALT_PATH | Mask::PATH_MIG_STATE;
@@ -48,9 +70,16 @@ fn attributes(from: QpState, to: QpState) -> Option<(Mask, Mask)> {
 ///
 /// # Errors
 /// `Invalid` or `Unsupported`, with the first reason found.
-pub(crate) fn check(from: QpState, mask: Mask, new: &QpAttr, device: &Device) -> Result<QpState, ControlError> {
+pub(crate) fn check(
+    qp_type: QpType,
+    from: QpState,
+    mask: Mask,
+    new: &QpAttr,
+    device: &Device,
+) -> Result<QpState, ControlError> {
     let to = if mask.contains(Mask::STATE) { new.state } else { from };
-    let (required, optional) = attributes(from, to).ok_or(ControlError::Invalid("no such change of the queue pair's state"))?;
+    let (required, optional) =
+        attributes(qp_type, from, to).ok_or(ControlError::Invalid("no such change of the queue pair's state"))?;
     let given = mask - Mask::STATE;
     if !given.contains(required) {
         return Err(ControlError::Invalid("an attribute that this change of state requires is missing"));
@@ -78,21 +107,9 @@ fn check_values(mask: Mask, new: &QpAttr, device: &Device) -> Result<(), Control
         return refuse("port must be 1");
     }
     if given(Mask::AV) {
-        if new.address.port != 1 {
-            return refuse("the port of the address vector must be 1");
-        }
-        let Some(source) = device.gids.get(usize::from(new.address.sgid_index)) else {
-            return refuse("sgid_index names no GID of the device");
-        };
-        let (src, dst) = (source.ip(), new.address.dgid.ip());
-        if dst.is_unspecified() || dst.is_multicast() || dst == IpAddr::from([255; 4]) {
+        check_address(&new.address, device)?;
+        if new.address.dgid.ip().is_multicast() {
             return refuse("dgid is not a unicast address");
-        }
-        if src.is_ipv4() != dst.is_ipv4() {
-            return refuse("dgid and the GID at sgid_index are of different address families");
-        }
-        if new.address.flow_label >= 1 << 20 {
-            return refuse("flow_label is longer than 20 bits");
         }
     }
     if given(Mask::PATH_MTU) && device.port.is_some_and(|active| new.path_mtu > active) {
@@ -115,6 +132,28 @@ fn check_values(mask: Mask, new: &QpAttr, device: &Device) -> Result<(), Control
     }
     if given(Mask::MAX_DEST_RD_ATOMIC) && new.max_dest_rd_atomic > MAX_RD_ATOMIC {
         return refuse("max_dest_rd_atomic is above the device's limit");
+    }
+    Ok(())
+}
+
+/// Whether packets can be sent along this address.
+pub(crate) fn check_address(address: &AddressVector, device: &Device) -> Result<(), ControlError> {
+    let refuse = |reason| Err(ControlError::Invalid(reason));
+    if address.port != 1 {
+        return refuse("the port of the address vector must be 1");
+    }
+    let Some(source) = device.gids.get(usize::from(address.sgid_index)) else {
+        return refuse("sgid_index names no GID of the device");
+    };
+    let (src, dst) = (source.ip(), address.dgid.ip());
+    if dst.is_unspecified() || dst == IpAddr::from([255; 4]) {
+        return refuse("dgid is not a unicast address");
+    }
+    if src.is_ipv4() != dst.is_ipv4() {
+        return refuse("dgid and the GID at sgid_index are of different address families");
+    }
+    if address.flow_label >= 1 << 20 {
+        return refuse("flow_label is longer than 20 bits");
     }
     Ok(())
 }

@@ -40,24 +40,9 @@ impl Qp {
                 break;
             }
         }
-        let ((len, segment_len), packets) = sent?;
+        let (lengths, packets) = sent?;
         // Whether more can be sent shows at the next turn.
         self.schedule(shared);
-        let device = shared.devices.get_mut(self.device.0)?;
-        device.port?;
-        device.counters.sent_pkts += packets as u64;
-        device.counters.sent_bytes += len as u64;
-        let address = &self.attr.address;
-        Some(Transmit {
-            device: self.device,
-            src: flow.src,
-            dst: flow.dst,
-            src_port: flow.src_port,
-            traffic_class: address.traffic_class,
-            hop_limit: if address.hop_limit == 0 { 64 } else { address.hop_limit },
-            flow_label: address.flow_label,
-            len,
-            segment_len,
-        })
+        shared.leave(self.device, packets, lengths.0).then(|| Transmit::new(self.device, &flow, &self.attr.address, lengths))
     }
 }

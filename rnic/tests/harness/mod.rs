@@ -58,6 +58,7 @@ impl End {
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub route: Route,
+    pub qp_type: QpType,
     pub seed: u64,
     pub mtu: Mtu,
     pub depth: u32,
@@ -78,6 +79,7 @@ impl Setup {
     pub fn new(route: Route) -> Self {
         Setup {
             route,
+            qp_type: QpType::Rc,
             seed: 1,
             mtu: Mtu::B1024,
             depth: 64,
@@ -167,7 +169,7 @@ impl World {
         let Setup { depth, sge, .. } = self.setup;
         let caps = QpCaps { max_send_wr: depth, max_recv_wr: depth, max_send_sge: sge, max_recv_sge: sge, max_inline_data: 0 };
         let init = QpInit {
-            qp_type: QpType::Rc,
+            qp_type: self.setup.qp_type,
             send_cq: end.send_cq,
             recv_cq: end.recv_cq,
             caps,
@@ -201,7 +203,7 @@ impl World {
             access: setup.access,
             pkey_index: 0,
             port: 1,
-            qkey: 0,
+            qkey: QKEY,
             address: AddressVector { dgid: Gid::from(peer.ip), port: 1, ..Default::default() },
             path_mtu: setup.mtu,
             timeout: setup.timeout,
@@ -341,6 +343,27 @@ impl World {
         }
     }
 
+    /// Two ends of type UD, in RTS.
+    pub fn datagram_pair(route: Route) -> (World, End, End) {
+        let mut world = World::new(Setup { qp_type: QpType::Ud, ..Setup::new(route) });
+        let (a, b) = (world.end(), world.end());
+        world.ready(&a);
+        world.ready(&b);
+        (world, a, b)
+    }
+
+    /// Brings a queue pair of type UD to RTS.
+    pub fn ready(&mut self, end: &End) {
+        for (state, mask) in [
+            (QpState::Init, QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY),
+            (QpState::Rtr, QpAttrMask::empty()),
+            (QpState::Rts, QpAttrMask::SQ_PSN),
+        ] {
+            let attr = QpAttr { state, ..self.attr(end) };
+            self.modify(end, mask | QpAttrMask::STATE, &attr).unwrap();
+        }
+    }
+
     /// Runs until nothing is left to happen, or for `limit` of virtual time.
     pub fn run_for(&mut self, limit: Duration) {
         let end = self.now + limit;
@@ -437,6 +460,15 @@ pub const RTS: QpAttrMask = QpAttrMask::STATE
     .union(QpAttrMask::RNR_RETRY)
     .union(QpAttrMask::SQ_PSN)
     .union(QpAttrMask::MAX_QP_RD_ATOMIC);
+
+/// Q_Key of the ends of type UD.
+pub const QKEY: u32 = 0x1111_1111;
+
+/// A datagram to the queue pair of an end.
+pub fn datagram(to: &End) -> SendOp {
+    let address = AddressVector { dgid: Gid::from(to.ip), port: 1, ..Default::default() };
+    SendOp::Datagram { to: Destination { address, qpn: to.qpn, qkey: QKEY }, imm: None }
+}
 
 /// What fills the memory of the ends, each from another place on.
 fn pattern() -> &'static [u8] {

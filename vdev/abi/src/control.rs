@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; the two sides must agree exactly.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 /// Longest control message in bytes, either way. A longer one ends the connection.
 pub const MAX_MESSAGE: usize = 16 * 1024;
 /// Most descriptors in one message.

@@ -123,8 +123,55 @@ pub struct SendEntry {
     pub compare_add: u64,
     /// Swap value.
     pub swap: u64,
-    /// Zero.
-    pub reserved: [u64; 2],
+    /// Datagrams: the peer's port. The rest of their [`Destination`] lies in fields that they do not use otherwise.
+    pub dgid: [u8; 16],
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Destination {
+    /// The peer's port.
+    pub dgid: [u8; 16],
+    /// The peer's queue pair.
+    pub qpn: u32,
+    /// The peer's Q_Key.
+    pub qkey: u32,
+    /// IPv6 flow label.
+    pub flow_label: u32,
+    /// Index of our GID.
+    pub sgid_index: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// Service level.
+    pub service_level: u8,
+}
+
+impl SendEntry {
+    /// Says where the datagram goes.
+    pub fn set_destination(&mut self, to: &Destination) {
+        self.dgid = to.dgid;
+        self.rkey = to.qpn;
+        self.remote_addr = u64::from(to.qkey) << 32 | u64::from(to.flow_label);
+        let bytes = [to.sgid_index, to.hop_limit, to.traffic_class, to.service_level];
+        self.compare_add = u32::from_le_bytes(bytes).into();
+    }
+
+    /// Where the datagram goes.
+    pub fn destination(&self) -> Destination {
+        let [sgid_index, hop_limit, traffic_class, service_level, ..] = self.compare_add.to_le_bytes();
+        Destination {
+            dgid: self.dgid,
+            qpn: self.rkey,
+            qkey: (self.remote_addr >> 32) as u32,
+            flow_label: self.remote_addr as u32,
+            sgid_index,
+            hop_limit,
+            traffic_class,
+            service_level,
+        }
+    }
 }
 
 /// Head of a receive entry. `num_sge` buffers ([`Sge`]) follow.
@@ -202,6 +249,23 @@ mod tests {
         assert_eq!(layout.sq_stride, 320);
         assert!(layout.sq_offset + 128 * layout.sq_stride <= layout.rq_offset);
         assert!(layout.rq_offset + 4 * layout.rq_stride <= layout.bytes);
+    }
+
+    #[test]
+    fn destinations_come_back() {
+        let to = Destination {
+            dgid: [7; 16],
+            qpn: 0x12_3456,
+            qkey: 0x8001_0000,
+            flow_label: 0xA_BCDE,
+            sgid_index: 1,
+            hop_limit: 64,
+            traffic_class: 0xFF,
+            service_level: 3,
+        };
+        let mut entry = SendEntry { wr_id: 5, imm: [1; 4], inline_len: 9, ..SendEntry::default() };
+        entry.set_destination(&to);
+        assert_eq!((entry.destination(), entry.wr_id, entry.imm, entry.inline_len), (to, 5, [1; 4], 9));
     }
 
     #[test]

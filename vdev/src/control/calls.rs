@@ -10,7 +10,7 @@ use std::sync::Arc;
 use emtt::Access;
 use nix::fcntl::OFlag;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use rnic::limits as core_limits;
+use rnic::{QpType, limits as core_limits};
 use tokio::sync::mpsc;
 use vdev_abi::control::{ABI_VERSION, DeviceInfo, Handle, PortInfo, QpCaps, Refusal, Reply, Request, SharedRange};
 use vdev_abi::layout::{ContextPage, CqLayout, DOORBELL_SLOTS, QpLayout, STAGING_BYTES};
@@ -23,8 +23,6 @@ use crate::memory::{self, Peer, Process};
 
 /// Bytes kept of a program's name.
 const PROGRAM_BYTES: usize = 64;
-/// `enum ibv_qp_type`.
-const IBV_QPT_RC: u32 = 2;
 
 /// One connection's side of its calls.
 pub struct Caller<'a> {
@@ -100,13 +98,11 @@ impl<'a> Caller<'a> {
             Request::ResizeCq { cq, depth } => self.resize_cq(client, cq, depth).await,
             Request::DestroyCq { cq } => self.done(move |d| d.destroy_cq(client, cq)).await,
             Request::CreateQp { pd, qp_type, send_cq, recv_cq, caps, all_signaled, cookie } => {
-                if qp_type != IBV_QPT_RC {
-                    return Err(refuse(
-                        libc::EOPNOTSUPP,
-                        format!("queue pairs of type {qp_type} are not supported, only RC (2)"),
-                    ));
-                }
-                self.create_qp(client, QpRequest { pd, send_cq, recv_cq, caps, all_signaled, cookie }).await
+                let qp_type = [QpType::Rc, QpType::Ud].into_iter().find(|&known| known as u32 == qp_type).ok_or_else(|| {
+                    let message = format!("queue pairs of type {qp_type} are not supported, only RC (2) and UD (4)");
+                    refuse(libc::EOPNOTSUPP, message)
+                })?;
+                self.create_qp(client, QpRequest { qp_type, pd, send_cq, recv_cq, caps, all_signaled, cookie }).await
             }
             Request::ModifyQp { qp, mask, attr } => self.done(move |d| d.modify_qp(client, qp, mask, &attr)).await,
             Request::QueryQp { qp } => {

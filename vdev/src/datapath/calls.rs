@@ -74,6 +74,8 @@ pub struct NewQp {
 /// What a new queue pair is made of, besides its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct QpRequest {
+    /// Transport service.
+    pub qp_type: QpType,
     /// Protection domain.
     pub pd: Handle,
     /// Where send completions go.
@@ -269,7 +271,7 @@ impl Datapath {
     /// New queue pair over this memory.
     pub fn create_qp(&mut self, id: ClientId, memory: Arc<Mapping>, layout: &QpLayout, request: &QpRequest) -> Answer<NewQp> {
         let (rnic, client) = self.with_client(id)?;
-        let QpRequest { pd, send_cq, recv_cq, caps, all_signaled, cookie } = *request;
+        let QpRequest { qp_type, pd, send_cq, recv_cq, caps, all_signaled, cookie } = *request;
         let &pd = client.pds.get(pd).ok_or_else(|| unknown("protection domain", pd))?;
         let send_cq = client.cqs.get(send_cq).ok_or_else(|| unknown("completion queue", send_cq))?.id;
         let recv_cq = client.cqs.get(recv_cq).ok_or_else(|| unknown("completion queue", recv_cq))?.id;
@@ -277,7 +279,7 @@ impl Datapath {
             return Err(full("queue pairs", vdev_abi::layout::DOORBELL_SLOTS));
         }
         charge(&mut client.ring_bytes, layout.bytes)?;
-        let init = QpInit { qp_type: QpType::Rc, send_cq, recv_cq, caps: attr::caps_to_core(&caps), all_signaled };
+        let init = QpInit { qp_type, send_cq, recv_cq, caps: attr::caps_to_core(&caps), all_signaled };
         let qpn = match rnic.create_qp(pd, init) {
             Ok(qpn) => qpn,
             Err(error) => {
@@ -290,6 +292,7 @@ impl Datapath {
         let slot = client.qps.next_index();
         let qp = QueuePair {
             qpn,
+            qp_type,
             memory,
             unkeyed: client.unkeyed(ring),
             send: SendConsumer::new(layout, &caps),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use emtt::MemId;
 use nix::sys::eventfd::EventFd;
-use rnic::{CqId, DeviceId, PdId};
+use rnic::{CqId, DeviceId, PdId, QpType};
 use roce::{Instant, Lkey, Qpn};
 use tokio::sync::mpsc;
 use vdev_abi::completion::CqProducer;
@@ -99,6 +99,7 @@ pub(super) struct CompletionQueue {
 #[derive(Debug)]
 pub(super) struct QueuePair {
     pub qpn: Qpn,
+    pub qp_type: QpType,
     pub memory: Arc<Mapping>,
     pub unkeyed: Unkeyed,
     pub send: SendConsumer,

@@ -43,7 +43,7 @@ fn entry(completion: &Completion, slot: u32, timestamp_ns: u64) -> CompletionEnt
         slot,
         byte_len: completion.byte_len,
         imm,
-        src_qp: 0,
+        src_qp: completion.src_qpn.get(),
         queue_index: completion.queue_index,
         vendor_err: completion.vendor_err,
         status: completion.status as u8,

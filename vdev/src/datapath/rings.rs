@@ -2,12 +2,13 @@
 //!
 //! What makes the order right: a send ring's producer index is read first, then the receive ring of the queue pair that the
 //! sends go to is emptied, and only then are the sends posted, up to the index read. A receive that was posted before the send,
-//! by whatever order the two programs agreed on, is therefore in the core before it. Packets from the wire do the same with the
+//! by whatever order the two programs agreed on, is therefore in the core before it; it need not be there before the send is, only
+//! before the send is executed, so that the receivers of datagrams are looked at when all are known. Packets from the wire do the same with the
 //! queue pair that they name ([`Datapath::drain_receives_of`]).
 //!
 //! Owns: reading of rings and what a bad entry means (the end of that client). Never writes to a ring.
 
-use rnic::{PostError, limits::MAX_SGE};
+use rnic::{PostError, SendOp, limits::MAX_SGE};
 use roce::Qpn;
 use vdev_abi::layout::Sge;
 
@@ -21,11 +22,17 @@ const SENDS_PER_ROUND: u32 = 64;
 pub(super) struct Scratch {
     sges: [Sge; MAX_SGE as usize],
     buffers: Buffers,
+    /// Whom the datagrams that were just posted go to.
+    receivers: Vec<Qpn>,
 }
 
 impl Scratch {
     pub fn new() -> Self {
-        Scratch { sges: [Sge { addr: 0, length: 0, lkey: 0 }; MAX_SGE as usize], buffers: [NO_BUFFER; MAX_SGE as usize] }
+        Scratch {
+            sges: [Sge { addr: 0, length: 0, lkey: 0 }; MAX_SGE as usize],
+            buffers: [NO_BUFFER; MAX_SGE as usize],
+            receivers: Vec::new(),
+        }
     }
 }
 
@@ -110,9 +117,17 @@ impl Datapath {
                 }
             };
             let sges = &scratch.sges[..usize::from(taken.entry.num_sge)];
-            let posted = sq::send_request(&taken, sges, &qp.unkeyed, &mut scratch.buffers)
+            let posted = sq::send_request(qp.qp_type, &taken, sges, &qp.unkeyed, &mut scratch.buffers)
                 .map_err(|bad| bad.to_string())
-                .and_then(|request| accepted(self.rnic.post_send(self.now, qp.qpn, &request)));
+                .and_then(|request| {
+                    if let SendOp::Datagram { to, .. } = request.op
+                        && let Some(receiver) = self.rnic.local_receiver(qp.qpn, &to)
+                        && scratch.receivers.last() != Some(&receiver)
+                    {
+                        scratch.receivers.push(receiver);
+                    }
+                    accepted(self.rnic.post_send(self.now, qp.qpn, &request))
+                });
             if let Err(reason) = posted {
                 self.condemn(client, reason);
                 return false;
@@ -120,6 +135,9 @@ impl Datapath {
         }
         let more = pending > budget;
         qp.queued = more;
+        while let Some(receiver) = self.scratch.receivers.pop() {
+            self.drain_receives_of(receiver);
+        }
         more
     }
 

@@ -8,15 +8,16 @@
 //! symbol versions of that library (`versions`) instead of under their plain names, and there is no real library behind.
 //!
 //! Where to look: `device` lists and opens devices, `context` holds what one opened device owns, `connection` talks to the
-//! daemon, `domain`, `memory`, `channel`, `cq` and `qp` make and end objects, `post` and `poll` are the data path, `cq_ex` and
-//! `qp_ex` the same by function calls, `query`, `clock` and `events` answer questions, `names` knows strings and rates, `unsupported` refuses the rest, `symbols` serves programs that load
-//! libibverbs at run time. `abi` is the C interface.
+//! daemon, `domain`, `memory`, `channel`, `cq`, `qp` and `ah` make and end objects, `post` and `poll` are the data path, `cq_ex` and
+//! `qp_ex` the same by function calls, `query`, `clock` and `events` answer questions, `names` knows strings and rates, `unsupported`
+//! refuses the rest, `symbols` serves programs that load libibverbs at run time. `abi` is the C interface.
 //!
 //! Rules that hold everywhere: no verb waits for a daemon that is gone (its socket closes, every call fails, and one
 //! `IBV_EVENT_DEVICE_FATAL` says so); a child after `fork` cannot use its parent's objects and gets an error; an object pointer
 //! that a program passes is one that we made and that it has not destroyed, as the C interface demands.
 
 mod abi;
+mod ah;
 mod attr;
 mod channel;
 mod clock;

@@ -156,6 +156,10 @@ unsafe fn push_send(context: &Context, qp: &Qp, ring: &mut RingProducer, request
         return Err(INVALID);
     }
     let mut entry = head(request)?;
+    if qp.is_datagram() {
+        // SAFETY: the program vouches for its address handle.
+        unsafe { crate::ah::address(request, &mut entry) }?;
+    }
     // An inline list is not limited by the number of buffers, as it is copied; it is by the length.
     let inline = request.send_flags & send_flags::INLINE != 0;
     let max_sge = if inline { context.info.max_sge } else { qp.caps().max_send_sge };

@@ -3,7 +3,7 @@
 //! Keeps a shadow of the state, so that posting in a wrong state is refused without asking the daemon. The daemon may move a queue
 //! pair to ERR by itself; posting is allowed in both, so that the shadow may lag there.
 
-use crate::abi::codes::{QPT_RC, qp_mask, qp_state};
+use crate::abi::codes::{QPT_RC, QPT_UD, qp_mask, qp_state};
 use crate::abi::extended::ibv_qp_ex;
 use crate::abi::object::{ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 use crate::attr::{attr_in, attr_out, caps_in, caps_out};
@@ -105,6 +105,11 @@ impl Qp {
     /// Its number.
     pub fn number(&self) -> u32 {
         self.ibv.qp_base.qp_num
+    }
+
+    /// Whether each of its sends names its destination.
+    pub fn is_datagram(&self) -> bool {
+        self.ibv.qp_base.qp_type == QPT_UD
     }
 
     /// What its events carry.
@@ -223,7 +228,7 @@ impl Qp {
 pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: bool) -> Result<*mut ibv_qp, Errno> {
     // SAFETY: per contract.
     let (context, wanted) = unsafe { (Context::of((*pd).context), *attr) };
-    if wanted.qp_type != QPT_RC || !wanted.srq.is_null() {
+    if !matches!(wanted.qp_type, QPT_RC | QPT_UD) || !wanted.srq.is_null() {
         return Err(Errno(libc::EOPNOTSUPP));
     }
     // SAFETY: completion queues are null or live.

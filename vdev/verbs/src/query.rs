@@ -14,6 +14,8 @@ use core::ptr;
 const VENDOR_ID: u32 = 0x02_5652;
 /// The one kind of device there is.
 const VENDOR_PART_ID: u32 = 1;
+/// Address handles: they live in the program's memory, so that this is more of a figure than a limit.
+const MAX_AH: i32 = 1 << 20;
 /// The one port.
 const PORT: u32 = 1;
 /// The default partition, full member.
@@ -68,7 +70,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
         max_mcast_grp: 0,
         max_mcast_qp_attach: 0,
         max_total_mcast_qp_attach: 0,
-        max_ah: 0,
+        max_ah: MAX_AH,
         max_fmr: 0,
         max_map_per_fmr: 0,
         max_srq: 0,

@@ -2,7 +2,7 @@
 //! the interface documents, instead of reaching the real library, which would take the object for its own.
 
 use crate::abi::object::{ibv_mr, ibv_pd, ibv_qp};
-use crate::abi::work::{ibv_recv_wr, ibv_wc};
+use crate::abi::work::ibv_recv_wr;
 use crate::foreign::{null, own_context, own_object, set_errno, verbs};
 use core::ffi::{c_int, c_void};
 
@@ -76,8 +76,6 @@ refuse_code! {
     ibv_modify_srq(srq: own, attr: *mut c_void, mask: c_int);
     ibv_query_srq(srq: own, attr: *mut c_void);
     ibv_destroy_srq(srq: own);
-    ibv_destroy_ah(ah: own);
-    ibv_init_ah_from_wc(context: own_context, port: u8, wc: *mut ibv_wc, grh: *mut c_void, attr: *mut c_void);
     ibv_resolve_eth_l2_from_gid(context: own_context, attr: *mut c_void, mac: *mut u8, vlan: *mut u16);
     ibv_attach_mcast(qp: own, gid: *const c_void, lid: u16);
     ibv_detach_mcast(qp: own, gid: *const c_void, lid: u16);
@@ -99,8 +97,6 @@ refuse_code! {
 
 refuse_pointer! {
     ibv_create_srq(pd: own, attr: *mut c_void);
-    ibv_create_ah(pd: own, attr: *mut c_void);
-    ibv_create_ah_from_wc(pd: own, wc: *mut ibv_wc, grh: *mut c_void, port: u8);
     ibv_reg_dmabuf_mr(pd: own, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int);
     ibv_reg_mr_ex(pd: own, attr: *mut c_void);
     ibv_import_pd(context: own_context, handle: u32);

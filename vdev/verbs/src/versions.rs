@@ -11,7 +11,7 @@ use core::ffi::{c_int, c_void};
 
 #[allow(unused_imports)]
 use crate::{
-    channel::*, cq::*, device::*, domain::*, events::*, memory::*, names::*, qp::*, qp_ex::*, query::*, unsupported::*,
+    ah::*, channel::*, cq::*, device::*, domain::*, events::*, memory::*, names::*, qp::*, qp_ex::*, query::*, unsupported::*,
 };
 
 /// Takes part in nothing that a device of ours needs.

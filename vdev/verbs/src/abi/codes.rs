@@ -14,6 +14,10 @@ pub mod qp_mask {
 
 /// `enum ibv_qp_type`.
 pub const QPT_RC: u32 = 2;
+pub const QPT_UD: u32 = 4;
+
+/// `enum ibv_wc_flags`: a GRH is in the first 40 bytes of the receive.
+pub const WC_GRH: u32 = 1;
 
 /// `enum ibv_wr_opcode`.
 pub mod wr {

@@ -122,6 +122,15 @@ pub struct ibv_ah_attr {
 }
 layout!(ibv_ah_attr: 32, dlid @ 24, sl @ 26, is_global @ 29, port_num @ 30);
 
+/// `struct ibv_ah`.
+#[repr(C)]
+pub struct ibv_ah {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub handle: u32,
+}
+layout!(ibv_ah: 24, pd @ 8, handle @ 16);
+
 /// `struct ibv_qp_attr`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
