@@ -54,6 +54,32 @@ fn every_gid_works() {
     assert!(!ended.status.success(), "{}", ended.output);
 }
 
+/// UD-09: where the route takes less than the interface, a path MTU that does not fit is refused when the queue pair is connected,
+/// and one that fits works.
+#[test]
+fn the_route_to_the_peer_bounds_the_path_mtu() {
+    let _turn = one_at_a_time();
+    if missing_program(&["ibv_rc_pingpong", "ip"]) || need_root("network namespaces") {
+        return;
+    }
+    let pair = NetnsPair::new(1500);
+    let [here, there] = NetnsPair::IPV4;
+    pair.ip(0, &format!("route replace {there}/32 dev wire src {here} mtu 1000"));
+    let [mut server, mut client] = daemons(&pair);
+    let port = matrix::free_port().to_string();
+    let words = ["ibv_rc_pingpong", "-g", "0", "-n", "100", "-p", &port, "-m", "1024"];
+    let mut refused = server.run_with("a", &words, |command| {
+        command.env("VRDMA_LOG", "1");
+    });
+    matrix::wait_until_listening(&mut refused, &port);
+    let mut other = client.run("b", &[&words[..], &[here]].concat());
+    let ended = refused.end(Duration::from_secs(20));
+    assert!(!ended.status.success() && ended.output.contains("512 or less"), "{}", ended.output);
+    other.kill();
+    let row = Row { program: "ibv_rc_pingpong", options: "-g 0 -n 100 -m 512 -c", report: Report::Pingpong };
+    matrix::run(&row, Side { daemon: &mut server, device: "a" }, "b", Some(&mut client), here);
+}
+
 mod mtu_1024 {
     fn row(row: &tests::matrix::Row) {
         super::row_over(row, 1500, 1024);

@@ -11,8 +11,9 @@ use emtt::Access;
 use nix::fcntl::OFlag;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rnic::{QpType, limits as core_limits};
+use roce::{Gid, Mtu};
 use tokio::sync::mpsc;
-use vdev_abi::control::{ABI_VERSION, DeviceInfo, Handle, PortInfo, QpCaps, Refusal, Reply, Request, SharedRange};
+use vdev_abi::control::{ABI_VERSION, DeviceInfo, Handle, PortInfo, QpAttr, QpCaps, Refusal, Reply, Request, SharedRange};
 use vdev_abi::layout::{ContextPage, CqLayout, DOORBELL_SLOTS, QpLayout, STAGING_BYTES};
 use vdev_abi::mapping::Mapping;
 
@@ -20,6 +21,7 @@ use super::devices::Device;
 use super::session::Answer;
 use crate::datapath::{Attachment, ClientId, ClientInit, Datapath, DatapathHandle, Ended, Gone, QpRequest, limits, refuse};
 use crate::memory::{self, Peer, Process};
+use crate::port::check_route;
 
 /// Bytes kept of a program's name.
 const PROGRAM_BYTES: usize = 64;
@@ -39,6 +41,10 @@ struct Live {
     process: Arc<Process>,
     program: String,
 }
+
+/// `IBV_QP_AV` and `IBV_QP_PATH_MTU` of `enum ibv_qp_attr_mask`.
+const IBV_QP_AV: u32 = 1 << 7;
+const IBV_QP_PATH_MTU: u32 = 1 << 8;
 
 /// What the system refused while an object was made.
 fn system(what: &str) -> impl FnOnce(io::Error) -> Refusal + '_ {
@@ -104,13 +110,32 @@ impl<'a> Caller<'a> {
                 })?;
                 self.create_qp(client, QpRequest { qp_type, pd, send_cq, recv_cq, caps, all_signaled, cookie }).await
             }
-            Request::ModifyQp { qp, mask, attr } => self.done(move |d| d.modify_qp(client, qp, mask, &attr)).await,
+            Request::ModifyQp { qp, mask, attr } => {
+                self.check_path(mask, &attr)?;
+                self.done(move |d| d.modify_qp(client, qp, mask, &attr)).await
+            }
             Request::QueryQp { qp } => {
                 self.on_datapath(move |d| d.query_qp(client, qp)).await.map(|attr| (Reply::QpAttr(attr), Vec::new()))
             }
             Request::DestroyQp { qp } => self.done(move |d| d.destroy_qp(client, qp)).await,
             Request::CreateStaging => self.create_staging(client).await,
         }
+    }
+
+    /// A path MTU that the route to the peer does not take would lose every long packet without a word.
+    fn check_path(&self, mask: u32, attr: &QpAttr) -> Result<(), Refusal> {
+        if mask & IBV_QP_AV == 0 || mask & IBV_QP_PATH_MTU == 0 {
+            return Ok(());
+        }
+        let asked = u8::try_from(attr.path_mtu).ok().and_then(Mtu::from_code);
+        let source = self.device.spec.ips.get(usize::from(attr.ah_sgid_index));
+        // What is wrong with either is said by whoever checks all attributes.
+        let (Some(asked), Some(&source)) = (asked, source) else { return Ok(()) };
+        if !self.device.port().on_wire.contains(&source) {
+            return Ok(());
+        }
+        let peer = Gid(attr.ah_dgid).ip();
+        check_route(source, peer, asked).map_err(|narrow| refuse(libc::EINVAL, narrow.to_string()))
     }
 
     async fn on_datapath<R: Send + 'static>(

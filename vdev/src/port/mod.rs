@@ -7,6 +7,7 @@
 mod faulty;
 mod interface;
 mod receive;
+mod route;
 mod sockets;
 mod udp;
 
@@ -16,6 +17,7 @@ use std::os::fd::BorrowedFd;
 pub use faulty::{Faults, FaultsError, FaultyPort};
 pub use interface::{Interface, Interfaces, path_mtu};
 pub use receive::ReceiveBuffers;
+pub use route::{TooNarrow, check_route};
 pub use udp::UdpPort;
 
 use rnic::Transmit;
