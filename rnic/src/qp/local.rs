@@ -4,6 +4,8 @@
 //! A peer that does not exist, is not ready to receive, is not connected back, or expects another PSN is silent, as it would be
 //! on the wire: the retry timer decides. A missing receive starts the RNR wait, which posting one ends early.
 
+mod run;
+
 use super::access::{BadBuffer, Refusal, Remote, for_each_segment, local_right, nak_status};
 use super::responder::{Ending, Message};
 use super::retry::{rnr_retry_allowed, rnr_wait};
@@ -16,8 +18,9 @@ use crate::rnic::Rnic;
 use crate::shared::{Scratch, Shared};
 use crate::vendor_err;
 use crate::work::{DeviceId, SendFlags, SendOp, Status};
+use alloc::boxed::Box;
 use emtt::{Access, Segment};
-use roce::{Instant, Qpn};
+use roce::{Instant, Psn, Qpn};
 
 /// What became of the oldest request.
 enum Step {
@@ -47,6 +50,11 @@ impl Rnic {
     pub(crate) fn local_step(&mut self, now: Instant, qpn: Qpn, peer: DeviceId, dma: &mut impl Dma) -> Option<Work> {
         let (mut bytes, mut messages) = (0, 0);
         let more = loop {
+            let (count, moved) = self.local_run(qpn, peer, dma, COPY_MESSAGES - messages);
+            (bytes, messages) = (bytes + moved, messages + count);
+            if messages == COPY_MESSAGES {
+                break true;
+            }
             match self.local_request(now, qpn, peer, dma, COPY_QUANTUM - bytes) {
                 Step::Message(moved) => {
                     bytes += moved;
@@ -96,19 +104,13 @@ impl Rnic {
             return Step::Stop;
         }
         qp.req.cursor.begun = index.wrapping_add(1);
-        let (device, number, dest_number, psn) = (qp.device, qp.number, qp.attr.dest_qpn, qp.req.cursor.psn);
-        let dest = shared.queue_pair(peer_device, dest_number);
-        let reachable = |peer: &&mut alloc::boxed::Box<Qp>| {
-            peer.can_receive()
-                && peer.device == peer_device
-                && peer.path == Path::Local(device)
-                && peer.number == dest_number
-                && peer.attr.dest_qpn == number
-                && peer.resp.expected_psn == psn
-                // It was reset in the middle of a message.
-                && (moved == 0 || wqe.is_fetch() || peer.resp.message.is_some())
+        let call = qp.call(peer_device);
+        let dest = call.peer(shared);
+        let reachable = |peer: &&mut Box<Qp>| {
+            // It may have been reset in the middle of a message.
+            peer.answers(&call) && (moved == 0 || wqe.is_fetch() || peer.resp.message.is_some())
         };
-        let ports_are_up = shared.port_is_up(device) && shared.port_is_up(peer_device);
+        let ports_are_up = call.ports_are_up(shared);
         let outcome = match qps.get_mut(dest.get()).filter(reachable) {
             Some(peer) if ports_are_up => peer.serve(shared, scratch, dma, &wqe, moved, len),
             _ => {
@@ -153,7 +155,43 @@ impl Rnic {
     }
 }
 
+/// What a request on the local path needs of its peer.
+struct Call {
+    device: DeviceId,
+    number: Qpn,
+    peer_device: DeviceId,
+    peer_number: Qpn,
+    psn: Psn,
+}
+
+impl Call {
+    /// The queue pair that it goes to, if there is one.
+    fn peer(&self, shared: &Shared) -> Qpn {
+        shared.queue_pair(self.peer_device, self.peer_number)
+    }
+
+    fn ports_are_up(&self, shared: &Shared) -> bool {
+        shared.port_is_up(self.device) && shared.port_is_up(self.peer_device)
+    }
+}
+
 impl Qp {
+    /// The oldest request's call.
+    fn call(&self, peer_device: DeviceId) -> Call {
+        let (peer_number, psn) = (self.attr.dest_qpn, self.req.cursor.psn);
+        Call { device: self.device, number: self.number, peer_device, peer_number, psn }
+    }
+
+    /// Whether this is the queue pair that is meant, connected back, ready to receive, and expecting this request.
+    fn answers(&self, call: &Call) -> bool {
+        self.can_receive()
+            && self.device == call.peer_device
+            && self.path == Path::Local(call.device)
+            && self.number == call.peer_number
+            && self.attr.dest_qpn == call.number
+            && self.resp.expected_psn == call.psn
+    }
+
     /// Finds the memory behind the next `len` bytes of the oldest request.
     fn source(&self, shared: &Shared, scratch: &mut Scratch, wqe: &SendWqe, len: u32) -> Result<(), (Status, u32)> {
         let index = self.sq.head;
