@@ -71,5 +71,5 @@ pub use map_cache::{Config, MapCache, PinError};
 pub use mapping::{Backing, BackingError};
 pub use pinner::{Block, Call, FakePinner, HugePages, LockPinner, Pinner, PinnerError, VfioPinner, shmem_huge_pages};
 pub use protection::Protection;
-pub use region::{AccessError, Generation, Region, RegionUse, Unpinnable};
+pub use region::{AccessError, Generation, Region, RegionHold, RegionUse, Unpinnable};
 pub use stats::Stats;

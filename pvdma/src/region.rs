@@ -13,7 +13,7 @@ use crate::protection::Protection;
 use core::ops::Range;
 use core::ptr::without_provenance_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use vm_memory::VolatileSlice;
 
 /// The number of a DMA map. Never used again within one cache.
@@ -120,6 +120,12 @@ impl Region {
         self.gate.enter().then(|| RegionUse { region: self })
     }
 
+    /// Begins an access that lasts until what is returned is dropped; `None` once the region is being unmapped. For a data path
+    /// that is told before an unmap and then lets go: an unmap waits for it as for any access.
+    pub fn hold(self: &Arc<Region>) -> Option<RegionHold> {
+        self.gate.enter().then(|| RegionHold { region: self.clone() })
+    }
+
     /// Lets nobody in any more; false if another did that before.
     pub(crate) fn close(&self) -> bool {
         self.gate.close()
@@ -177,6 +183,33 @@ impl Region {
 
 fn lock_mapping(mapping: &Mutex<Option<Mapping>>) -> std::sync::MutexGuard<'_, Option<Mapping>> {
     mapping.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A lasting access to a region: while it lives, the region's memory stays where it is.
+#[derive(Debug)]
+pub struct RegionHold {
+    region: Arc<Region>,
+}
+
+impl RegionHold {
+    /// The region.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Host address of the region's first byte.
+    ///
+    /// # Errors
+    /// The region has no memory.
+    pub fn base(&self) -> Result<Hva, Unpinnable> {
+        self.region.base
+    }
+}
+
+impl Drop for RegionHold {
+    fn drop(&mut self) {
+        self.region.gate.leave();
+    }
 }
 
 /// An access to a region in progress: while it lives, the region's memory stays where it is.

@@ -21,8 +21,12 @@ pub const MAX_CQS: u32 = 1 << 18;
 /// Queue pairs per [`crate::Rnic`].
 pub const MAX_QPS: u32 = 1 << 16;
 
+/// Bits of the numbers that the core gives to queue pairs: 24 would do on the wire, but the driver of a virtual machine can only
+/// name peers of 20 bits.
+pub const QPN_BITS: u32 = 20;
 /// Management datagrams that wait to be taken by the front end, and as many that wait to be sent.
 pub const MAX_MADS: usize = 1024;
+
 /// Bytes of packets in one burst: below the 64 KiB of one UDP datagram train.
 pub const MAX_BURST_BYTES: usize = 60 << 10;
 /// Packets in one burst: what UDP segmentation offload takes at once on every kernel that has it.

@@ -41,7 +41,11 @@ impl Rnic {
     /// A core without devices.
     pub fn new(config: Config) -> Self {
         let seed = config.seed ^ crate::rng::mix(5);
-        Rnic { qps: IdTable::new(limits::MAX_QPS, 24, seed), shared: Shared::new(config), scratch: Scratch::default() }
+        Rnic {
+            qps: IdTable::new(limits::MAX_QPS, limits::QPN_BITS, seed),
+            shared: Shared::new(config),
+            scratch: Scratch::default(),
+        }
     }
 
     /// Posts a send request. It is executed by later calls of [`Self::poll_transmit`]. In state ERR it is flushed.

@@ -10,6 +10,8 @@ use roce::wire::mad::MAD_LEN;
 use roce::wire::{Headers, icrc};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::Ordering;
+use vdev::pci::erdma::{command, entry};
+use vdev::pci::message::{self, HEADER, MAX_TRANSFER, Request};
 use vdev_abi::control::{QpCaps, decode_answer, decode_request, encode_answer, encode_request};
 use vdev_abi::layout::{QpLayout, Sge};
 use vdev_abi::mapping::Mapping;
@@ -19,8 +21,14 @@ use vdev_abi::queue::{RecvConsumer, SendConsumer};
 pub type Target = fn(&[u8]);
 
 /// Name, which is that of its folder in the corpus, and body of each target.
-pub const TARGETS: [(&str, Target); 4] =
-    [("wire_parse", wire_parse), ("cm_message", cm_message), ("control_message", control_message), ("send_entry", send_entry)];
+pub const TARGETS: [(&str, Target); 6] = [
+    ("wire_parse", wire_parse),
+    ("cm_message", cm_message),
+    ("control_message", control_message),
+    ("send_entry", send_entry),
+    ("vfio_user_message", vfio_user_message),
+    ("erdma_command", erdma_command),
+];
 
 /// A UDP payload: parsing never panics, and what was parsed emits the same headers.
 pub fn wire_parse(bytes: &[u8]) {
@@ -56,6 +64,43 @@ pub fn cm_message(bytes: &[u8]) {
         cm.handle_mad(Instant::ZERO, src, dst, bytes);
     }
     assert!(cm.endpoints() <= 3, "{} endpoints", cm.endpoints());
+}
+
+/// A vfio-user message: neither header nor body make the parser panic or believe a length, and every reply can be made.
+pub fn vfio_user_message(bytes: &[u8]) {
+    let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else { return };
+    let Ok(header) = message::header(header) else { return };
+    match message::parse(header.command, &body[..body.len().min(header.body)]) {
+        Ok(Request::RegionRead { count, .. }) => assert!(count <= MAX_TRANSFER),
+        Ok(Request::RegionWrite { data, .. }) => assert!(data.len() <= MAX_TRANSFER),
+        Ok(Request::RegionInfo { argsz, index }) => {
+            let body = message::region_body(argsz, index, 4096, &[(0, 4096)]);
+            assert!(body.len() <= (argsz as usize).max(32) && message::reply(&header, &body).len() == HEADER + body.len());
+        }
+        Ok(_) => {}
+        Err(refused) => assert_eq!(message::error_reply(&header, refused.errno).len(), HEADER),
+    }
+}
+
+/// A command of a guest's driver, and the same bytes as a send entry: neither panics, and what an entry holds is bounded.
+pub fn erdma_command(bytes: &[u8]) {
+    let Some((&[module, opcode], rest)) = bytes.split_first_chunk::<2>() else { return };
+    // Whole blocks, as the queue gives them.
+    let mut blocks = rest[..rest.len().min(command::MAX_BYTES)].to_vec();
+    blocks.resize(blocks.len().next_multiple_of(32).max(32), 0);
+    let _ = command::parse(module, opcode, &blocks);
+    let mut buffers = [rnic::LocalBuffer::Keyed { lkey: roce::Lkey(0), addr: 0, len: 0 }; 16];
+    blocks.resize(entry::SEND_BYTES, 0);
+    let mut held = 0..0;
+    let ring = |at: usize, len: usize, _: &mut _| {
+        held = at..at + len;
+        0
+    };
+    let bytes = blocks.first_chunk().expect("resized");
+    if let Ok(request) = entry::send_request(bytes, 0, ring, &mut buffers) {
+        assert!(request.buffers.len() <= 6);
+    }
+    assert!(held.end <= entry::SEND_BYTES && held.len() <= 96);
 }
 
 /// A control message, either way: decoding never panics, and what was decoded encodes to the same meaning.

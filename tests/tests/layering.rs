@@ -12,7 +12,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("rnic", &["emtt", "roce"]),
     ("vdev-verbs", &["vdev-abi"]),
     ("vdev-verbs-dropin", &["vdev-abi"]),
-    ("vdev", &["rnic", "emtt", "roce", "vdev-abi"]),
+    ("vdev", &["rnic", "emtt", "roce", "pvdma", "vdev-abi"]),
 ];
 /// Crates that may use any other, and that no other may use (`skip` is for the tests of all).
 const ON_TOP: &[&str] = &["tools", "perftest", "tests"];

@@ -58,7 +58,7 @@ pub enum ApiError {
 }
 
 /// Settings of a new device.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct DeviceSettings {
     /// Addresses; GID index 0 first.
     pub ips: Vec<IpAddr>,
@@ -74,6 +74,12 @@ pub struct DeviceSettings {
     /// Group of the socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<u32>,
+    /// For a virtual machine: its vfio-user socket, an absolute path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vfio_user: Option<PathBuf>,
+    /// MAC address of its network device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
 }
 
 /// A device, as far as tables show it. Absent members take their defaults: a daemon may be a little older or newer than us.
@@ -96,6 +102,8 @@ pub struct Device {
     pub wire: Option<Value>,
     /// Programs that have the device open.
     pub clients: Vec<DeviceClient>,
+    /// The virtual machine, if the device is one's.
+    pub vm: Option<DeviceVm>,
     /// Counters by name.
     pub counters: serde_json::Map<String, Value>,
     /// What making it took in the daemon, in microseconds.
@@ -103,6 +111,46 @@ pub struct Device {
     /// The whole object as the daemon sent it.
     #[serde(skip)]
     pub raw: Value,
+}
+
+/// A device's virtual machine.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct DeviceVm {
+    /// MAC address that its network device has to have.
+    pub mac: String,
+    /// A VMM is connected.
+    pub connected: bool,
+    /// Queue pairs.
+    pub qps: u64,
+    /// Completion queues.
+    pub cqs: u64,
+    /// Regions.
+    pub mrs: u64,
+    /// Its memory.
+    pub memory: VmMemory,
+}
+
+/// Memory of a virtual machine.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct VmMemory {
+    /// Given by the VMM.
+    pub mapped_bytes: u64,
+    /// Pinned.
+    pub pinned_bytes: u64,
+    /// Of these, kept for the next registration.
+    pub idle_bytes: u64,
+    /// Needed by regions and queues.
+    pub registered_bytes: u64,
+    /// Bytes held for each byte registered.
+    pub over_pin: Option<f64>,
+    /// Blocks that were pinned when they were needed.
+    pub hits: u64,
+    /// Blocks that had to be pinned.
+    pub misses: u64,
+    /// Idle blocks given back.
+    pub evictions: u64,
 }
 
 /// A program that has a device open.

@@ -135,6 +135,12 @@ pub struct AddOptions {
     /// Group of the socket
     #[arg(long)]
     pub gid: Option<u32>,
+    /// Make it for a virtual machine, whose VMM connects to this vfio-user socket
+    #[arg(long, value_name = "SOCKET")]
+    pub vfio_user: Option<PathBuf>,
+    /// MAC address of the virtual machine's network device [default: made up from the device's name]
+    #[arg(long, value_name = "MAC", requires = "vfio_user")]
+    pub mac: Option<String>,
 }
 
 /// `vrdma run …`.

@@ -39,9 +39,12 @@ pub fn carry_out(place: &Place, command: CdiCommand, as_json: bool) -> Result<()
 fn generate(place: &Place, options: &CdiOptions, sysfs: bool, as_json: bool) -> Result<()> {
     let client = Client::new(place.clone())?;
     let devices = match options.devices.as_slice() {
-        [] => client.devices()?,
-        names => names.iter().map(|name| client.device(name)).collect::<Result<_>>()?,
+        [] => client.devices()?.into_iter().filter(|device| device.vm.is_none()).collect(),
+        names => names.iter().map(|name| client.device(name)).collect::<Result<Vec<_>>>()?,
     };
+    if let Some(device) = devices.iter().find(|device| device.vm.is_some()) {
+        bail!("{} is a virtual machine's device: containers cannot open it", device.name);
+    }
     ensure!(!devices.is_empty(), "there are no devices: add one with `vrdma dev add NAME --ip IP`");
     let library = library::find()?;
     let folder = &options.spec_dir;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
-use crate::api::{Client, Device, DeviceSettings, Failure};
+use crate::api::{Client, Device, DeviceSettings, DeviceVm, Failure, VmMemory};
 use crate::args::DevCommand;
 use crate::output::{print, print_json, table};
 
@@ -13,8 +13,16 @@ use crate::output::{print, print_json, table};
 pub fn carry_out(client: &Client, command: DevCommand, as_json: bool) -> Result<()> {
     match command {
         DevCommand::Add(options) => {
-            let settings =
-                DeviceSettings { ips: options.ips, mtu: options.mtu, mode: options.mode, uid: options.uid, gid: options.gid };
+            let settings = DeviceSettings {
+                ips: options.ips,
+                mtu: options.mtu,
+                mode: options.mode,
+                uid: options.uid,
+                gid: options.gid,
+                // The daemon runs elsewhere.
+                vfio_user: options.vfio_user.map(std::path::absolute).transpose()?,
+                mac: options.mac,
+            };
             let device = client.add(&options.name, &settings)?;
             if as_json { print_json(&device.raw) } else { print(added(&device)) }
         }
@@ -56,6 +64,9 @@ pub fn carry_out(client: &Client, command: DevCommand, as_json: bool) -> Result<
 }
 
 fn added(device: &Device) -> String {
+    if let Some(vm) = &device.vm {
+        return added_for_vm(device, vm);
+    }
     format!(
         "{} is {} with {} ({:.0} µs in the daemon): use it with `vrdma run --dev {} -- PROGRAM`\n",
         device.name,
@@ -66,14 +77,33 @@ fn added(device: &Device) -> String {
     )
 }
 
+/// The arguments that a VMM needs, beside those that it has: the guest's driver looks for a network device with this address,
+/// and the daemon reaches only memory that is shared.
+fn added_for_vm(device: &Device, vm: &DeviceVm) -> String {
+    let (name, socket, mac) = (&device.name, device.socket.display(), &vm.mac);
+    format!(
+        "{name} is {} with {} ({:.0} µs in the daemon). Give the virtual machine, beside what it has:\n\
+         \x20 QEMU 10.1 or later, with all of its memory in a shared object:\n\
+         \x20   -machine memory-backend=mem -object memory-backend-memfd,id=mem,share=on,size=…\n\
+         \x20   -netdev …,id=net0 -device virtio-net-pci,netdev=net0,mac={mac}\n\
+         \x20   -device '{}'\n\
+         \x20 Cloud Hypervisor:\n\
+         \x20   --memory size=…,shared=on --net mac={mac},… --user-device socket={socket}\n",
+        device.state,
+        device.ips.join(" "),
+        device.create_us,
+        json!({ "driver": "vfio-user-pci", "socket": { "type": "unix", "path": device.socket } }),
+    )
+}
+
 fn list(devices: &[Device]) -> String {
     let rows = devices.iter().map(|device| {
-        let qps: u64 = device.clients.iter().map(|client| client.qps).sum();
+        let qps: u64 = device.clients.iter().map(|client| client.qps).chain(device.vm.iter().map(|vm| vm.qps)).sum();
         [
             device.name.clone(),
             device.state.clone(),
             device.active_mtu.to_string(),
-            device.clients.len().to_string(),
+            (device.clients.len() + usize::from(device.vm.as_ref().is_some_and(|vm| vm.connected))).to_string(),
             qps.to_string(),
             wire(device),
             device.ips.join(" "),
@@ -98,8 +128,22 @@ fn show(device: &Device) -> String {
     line("wire", &wire(device));
     line("socket", &device.socket.display().to_string());
     line("made in", &format!("{:.0} µs", device.create_us));
+    if let Some(vm) = &device.vm {
+        let VmMemory { mapped_bytes, pinned_bytes, idle_bytes, registered_bytes, over_pin, hits, misses, evictions } =
+            &vm.memory;
+        let mib = |bytes: &u64| format!("{:.1} MiB", *bytes as f64 / f64::from(1 << 20));
+        line("vm mac", &vm.mac);
+        line("vm", if vm.connected { "connected" } else { "not connected" });
+        line("vm objects", &format!("{} queue pairs, {} completion queues, {} regions", vm.qps, vm.cqs, vm.mrs));
+        line("vm memory", &format!("{}, registered {}", mib(mapped_bytes), mib(registered_bytes)));
+        let over = over_pin.map_or("-".to_owned(), |factor| format!("{factor:.2}"));
+        line("pinned", &format!("{} ({} of it idle), {over} bytes per registered byte", mib(pinned_bytes), mib(idle_bytes)));
+        line("pin blocks", &format!("{hits} hits, {misses} misses, {evictions} evictions"));
+    }
     text.push('\n');
-    if device.clients.is_empty() {
+    if device.vm.is_some() {
+        // A virtual machine's device has no programs of this host.
+    } else if device.clients.is_empty() {
         text.push_str("No program has it open.\n");
     } else {
         let rows = device.clients.iter().map(|client| {
@@ -175,6 +219,26 @@ mod tests {
     fn show_names_clients_counters_and_gids() {
         let text = show(&sample());
         for part in ["gid 1        2001:db8::1", "made in      42 µs", "ib_write_bw", "rcvd_pkts"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
+
+    #[test]
+    fn a_virtual_machines_device_shows_what_is_pinned_and_how_to_attach_it() {
+        let mut device = sample();
+        device.socket = "/run/vm0.sock".into();
+        device.vm = serde_json::from_value(json!({
+            "mac": "52:54:00:00:00:01", "connected": true, "qps": 3, "cqs": 2, "mrs": 1,
+            "memory": {"mapped_bytes": 1 << 30, "pinned_bytes": 4 << 20, "registered_bytes": 1 << 20, "over_pin": 4.0, "hits": 5}
+        }))
+        .unwrap();
+        let text = show(&device);
+        for part in ["vm mac       52:54:00:00:00:01", "1024.0 MiB, registered 1.0 MiB", "4.00 bytes per", "5 hits, 0 misses"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        let text = added(&device);
+        for part in [r#"'{"driver":"vfio-user-pci","socket":{"path":"/run/vm0.sock","type":"unix"}}'"#, "share=on", "shared=on"]
+        {
             assert!(text.contains(part), "{part} in {text}");
         }
     }

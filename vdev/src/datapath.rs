@@ -42,6 +42,7 @@ mod commands;
 mod completions;
 mod crowd;
 mod failures;
+mod guests;
 mod handles;
 pub mod limits;
 mod ports;
@@ -66,12 +67,15 @@ pub use calls::{QpRequest, refuse};
 pub use clients::{Client, ClientId, ClientInit, Ended};
 pub use commands::{Attachment, DatapathHandle, Gone};
 pub use failures::{Failure, What};
+pub use guests::GuestId;
+pub use guests::objects::{NewRegion, QueueRuns};
 pub use status::DeviceStatus;
 
 use crate::memory::{Memories, Reaching};
 use commands::Commands;
 use crowd::Crowd;
 use failures::Failures;
+use guests::Guests;
 use ports::Ports;
 use rings::Scratch;
 use spin::{Idle, Spin};
@@ -116,6 +120,7 @@ pub struct Datapath {
     memories: Memories,
     ports: Ports,
     epoll: Epoll,
+    guests: Guests,
     clients: Vec<Option<Box<Client>>>,
     free_clients: Vec<u32>,
     client_generation: u32,
@@ -164,7 +169,8 @@ pub fn new(seed: u64, local_path: bool) -> io::Result<(DatapathHandle, Runner)> 
     Ok((handle, Runner { seed, local_path, epoll, waker, commands, reaching }))
 }
 
-fn clock() -> Instant {
+/// Nanoseconds of the system's monotonic clock.
+pub fn clock() -> Instant {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock");
     Instant::from_nanos(now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
 }
@@ -185,6 +191,7 @@ impl Datapath {
             memories,
             ports: Ports::new(),
             epoll,
+            guests: Guests::default(),
             clients: Vec::new(),
             free_clients: Vec::new(),
             client_generation: 0,
@@ -254,6 +261,7 @@ impl Datapath {
         let mut worked = self.receive_packets();
         worked |= self.take_doorbells();
         worked |= self.post_ready();
+        worked |= self.post_guests();
         if self.rnic.poll_timeout().is_some_and(|deadline| deadline <= self.now) {
             self.rnic.handle_timeout(self.now);
             worked = true;

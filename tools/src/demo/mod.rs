@@ -129,7 +129,7 @@ fn addresses() -> Result<[Ipv4Addr; 2]> {
 }
 
 fn make_device(dir: &Path, name: &str, ip: Ipv4Addr) -> Result<Device> {
-    let settings = DeviceSettings { ips: vec![ip.into()], mtu: None, mode: None, uid: None, gid: None };
+    let settings = DeviceSettings { ips: vec![ip.into()], ..DeviceSettings::default() };
     Client::new(Place::find(Some(dir))?)?.add(name, &settings).context("cannot make a device")
 }
 

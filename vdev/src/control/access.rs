@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
 use std::path::Path;
 
 use nix::sys::socket::SockType;
@@ -15,6 +15,15 @@ use super::seqpacket;
 /// As `bind(2)`; nothing is left behind.
 pub fn bind_private(path: &Path, kind: SockType) -> io::Result<OwnedFd> {
     bind_with(path, kind, 0o600, None, None)
+}
+
+/// Removes a socket that nobody listens on any more. Anything else stays, and binding there fails.
+pub fn remove_stale(path: &Path) {
+    let is_socket = path.symlink_metadata().is_ok_and(|metadata| metadata.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err_and(refused) {
+        let _ = std::fs::remove_file(path);
+    }
 }
 
 /// A bound socket with this mode and owner. It does not listen yet, so nobody was able to connect with other rights.

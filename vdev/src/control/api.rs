@@ -116,6 +116,9 @@ pub struct DeviceView {
     wire: WireView,
     /// Connections.
     pub clients: Vec<ClientView>,
+    /// Of a device for a virtual machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vm: Option<GuestView>,
     /// From the core and from the ways to the wire.
     pub counters: BTreeMap<&'static str, u64>,
     create_us: u64,
@@ -153,6 +156,66 @@ async fn ask<R: Send + 'static>(
     }
 }
 
+/// A virtual machine's side of a device, as answered.
+#[derive(Serialize)]
+pub struct GuestView {
+    mac: String,
+    /// A VMM is connected.
+    connected: bool,
+    /// Queue pairs.
+    pub qps: usize,
+    /// Completion queues.
+    pub cqs: usize,
+    /// Regions.
+    pub mrs: usize,
+    /// Its memory.
+    pub memory: MemoryView,
+}
+
+/// Guest memory, as answered.
+#[derive(Serialize)]
+pub struct MemoryView {
+    /// Given by the VMM.
+    pub mapped_bytes: u64,
+    /// Pinned.
+    pub pinned_bytes: u64,
+    idle_bytes: u64,
+    /// Needed by regions and queues.
+    pub registered_bytes: u64,
+    /// Bytes held for each byte registered.
+    over_pin: Option<f64>,
+    hits: u64,
+    misses: u64,
+    evictions: u64,
+    pin_failures: u64,
+}
+
+/// The virtual machine's side of each device.
+async fn guests(devices: &Devices, shown: &[Arc<Device>]) -> Result<Vec<Option<GuestView>>, DeviceError> {
+    let vms: Vec<_> = shown.iter().map(|device| device.vm.as_ref().map(|vm| (vm.mac, vm.server.view()))).collect();
+    let ids: Vec<_> = vms.iter().map(|vm| vm.as_ref().and_then(|(_, view)| view.guest)).collect();
+    let count = move |datapath: &mut Datapath| ids.iter().map(|id| id.map(|id| datapath.guest_counts(id))).collect::<Vec<_>>();
+    let counts = ask(devices, count).await?;
+    let views = vms.into_iter().zip(counts).map(|(vm, counts)| {
+        let ((mac, view), counts) = (vm?, counts.unwrap_or_default());
+        let stats = view.memory;
+        let memory = MemoryView {
+            mapped_bytes: stats.mapped_bytes,
+            pinned_bytes: stats.pinned_bytes,
+            idle_bytes: stats.idle_bytes,
+            registered_bytes: stats.registered_bytes,
+            over_pin: stats.over_pin(),
+            hits: stats.hits,
+            misses: stats.misses,
+            evictions: stats.evictions_age + stats.evictions_room,
+            pin_failures: stats.pin_failures,
+        };
+        let mac = mac.map(|octet| format!("{octet:02x}")).join(":");
+        Some(GuestView { mac, connected: view.connected, qps: counts.qps, cqs: counts.cqs, mrs: counts.mrs, memory })
+    });
+    Ok(views.collect())
+}
+
 /// Devices with what the datapath says about them, all at one moment.
 async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceView>, DeviceError> {
     let sessions: Vec<_> = shown.iter().map(|device| device.sessions.views()).collect();
@@ -162,8 +225,11 @@ async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceV
         .map(|(device, sessions)| (device.id, sessions.iter().map(|session| session.client).collect()))
         .collect();
     let statuses = ask(devices, move |datapath| datapath.statuses(&asked)).await?;
+    let guests = guests(devices, &shown).await?;
     let mut views = Vec::with_capacity(shown.len());
-    for ((device, sessions), DeviceStatus { counters, clients }) in shown.into_iter().zip(sessions).zip(statuses) {
+    for (((device, sessions), DeviceStatus { counters, clients }), vm) in
+        shown.into_iter().zip(sessions).zip(statuses).zip(guests)
+    {
         let port = device.port();
         // A client that ended since is not shown: its objects are gone.
         let clients = sessions.into_iter().zip(clients).filter_map(|(session, counts)| {
@@ -180,6 +246,7 @@ async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceV
             state: if port.is_up { "ACTIVE" } else { "DOWN" },
             wire: WireView { interface: port.interface, reason: port.reason },
             clients: clients.collect(),
+            vm,
             counters,
             create_us: device.create_us,
         });

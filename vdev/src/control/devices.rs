@@ -12,14 +12,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::SockType;
 use rnic::{DeviceId, DeviceInit};
 use roce::Gid;
 use tokio::sync::watch;
 
-use super::access::bind_with;
+use super::access::{bind_with, remove_stale};
 use super::links::{PortView, judge};
 use super::seqpacket::{self, MAX_SOCKET_PATH};
 use super::session::{self, Sessions};
@@ -27,6 +27,7 @@ use super::spec::{DeviceSpec, check_name};
 use super::watched::watch_input;
 use crate::daemon::{DEVICE_FOLDER, DEVICE_SOCKET};
 use crate::datapath::{DatapathHandle, Gone};
+use crate::pci;
 use crate::port::{self, Interfaces};
 
 /// A device.
@@ -49,6 +50,16 @@ pub struct Device {
     pub sessions: Sessions,
     /// True once the device is removed: sessions end.
     removed: watch::Sender<bool>,
+    /// Of a device for a virtual machine.
+    pub vm: Option<Vm>,
+}
+
+/// The virtual machine's side of a device.
+pub struct Vm {
+    /// MAC address that the guest's network device has to have.
+    pub mac: [u8; 6],
+    /// Serves the VMM.
+    pub server: pci::Server,
 }
 
 /// Why a change was refused.
@@ -94,6 +105,9 @@ impl From<Gone> for DeviceError {
         DeviceError::Stopping
     }
 }
+
+/// Time for the threads of a virtual machine's device to end. They need no longer, unless the VMM holds them up.
+const VM_STOP: Duration = Duration::from_secs(1);
 
 /// All devices of the daemon.
 pub struct Devices {
@@ -177,7 +191,10 @@ impl Devices {
                 return Err(DeviceError::Conflict(format!("{ip} belongs to device {}: choose another address", device.name)));
             }
         }
-        let socket = self.dir.join(DEVICE_FOLDER).join(&name).join(DEVICE_SOCKET);
+        let socket = match &spec.vm {
+            Some(vm) => vm.socket.clone(),
+            None => self.dir.join(DEVICE_FOLDER).join(&name).join(DEVICE_SOCKET),
+        };
         let len = socket.as_os_str().as_bytes().len();
         if len > MAX_SOCKET_PATH {
             return Err(DeviceError::Invalid(format!(
@@ -206,12 +223,18 @@ impl Devices {
         for &ip in &view.on_wire {
             ports.push((ip, port::open(ip).map_err(|error| DeviceError::Conflict(error.to_string()))?));
         }
-        let fd = make_folder(&socket)
-            .and_then(|()| bind_with(&socket, SockType::SeqPacket, spec.mode, spec.uid, spec.gid))
-            .map_err(|error| {
-                remove_folder(&socket);
-                DeviceError::Failed(format!("cannot make the socket {}: {error}", socket.display()))
-            })?;
+        let bound = match &spec.vm {
+            None => make_folder(&socket).and_then(|()| bind_with(&socket, SockType::SeqPacket, spec.mode, spec.uid, spec.gid)),
+            Some(_) => {
+                // Outside the daemon's folder, where a daemon that was killed may have left it.
+                remove_stale(&socket);
+                bind_with(&socket, SockType::Stream, spec.mode, spec.uid, spec.gid)
+            }
+        };
+        let fd = bound.map_err(|error| {
+            remove_folder(&spec, &socket);
+            DeviceError::Failed(format!("cannot make the socket {}: {error}", socket.display()))
+        })?;
         let init = DeviceInit { gids: spec.ips.iter().map(|&ip| Gid::from(ip)).collect(), mtu: view.mtu };
         let up = view.is_up;
         let added = self.datapath.call(move |datapath| datapath.add_device(init, up, ports)).await;
@@ -219,22 +242,32 @@ impl Devices {
             Ok(id) => id,
             Err(error) => {
                 let _ = std::fs::remove_file(&socket);
-                remove_folder(&socket);
+                remove_folder(&spec, &socket);
                 return Err(error);
             }
         };
-        // Watched only once it listens: before that the kernel calls it hung up, for good.
-        let listener = match seqpacket::listen(fd.as_fd()).and_then(|()| watch_input(fd)) {
-            Ok(listener) => listener,
+        let guid = guid(&name, &spec.ips[0]);
+        let served = seqpacket::listen(fd.as_fd()).and_then(|()| match &spec.vm {
+            // Watched only once it listens: before that the kernel calls it hung up, for good.
+            None => watch_input(fd).map(|listener| (Some(listener), None)),
+            Some(vm) => {
+                let mac = vm.mac.unwrap_or_else(|| mac_of(guid));
+                let (name, ips, datapath) = (name.clone(), spec.ips.clone(), self.datapath.clone());
+                let init = pci::ServerInit { name, listener: fd, device: id, ips, mac, datapath };
+                pci::Server::start(init).map(|server| (None, Some(Vm { mac, server })))
+            }
+        });
+        let (listener, vm) = match served {
+            Ok(served) => served,
             Err(error) => {
                 let _ = std::fs::remove_file(&socket);
-                remove_folder(&socket);
+                remove_folder(&spec, &socket);
                 self.datapath.post(move |datapath| drop(datapath.remove_device(id)));
-                return Err(DeviceError::Failed(format!("cannot listen on {}: {error}", socket.display())));
+                return Err(DeviceError::Failed(format!("cannot serve {}: {error}", socket.display())));
             }
         };
         let device = Arc::new(Device {
-            guid: guid(&name, &spec.ips[0]),
+            guid,
             name,
             id,
             spec,
@@ -243,8 +276,11 @@ impl Devices {
             port: Mutex::new(view),
             sessions: Sessions::default(),
             removed: watch::Sender::new(false),
+            vm,
         });
-        tokio::spawn(session::accept(listener, device.clone(), self.datapath.clone()));
+        if let Some(listener) = listener {
+            tokio::spawn(session::accept(listener, device.clone(), self.datapath.clone()));
+        }
         Ok(device)
     }
 
@@ -268,8 +304,11 @@ impl Devices {
         if let Err(error) = std::fs::remove_file(&device.socket) {
             tracing::warn!(socket = %device.socket.display(), %error, "cannot remove a socket");
         }
-        remove_folder(&device.socket);
+        remove_folder(&device.spec, &device.socket);
         device.removed.send_replace(true);
+        if let Some(vm) = &device.vm {
+            vm.server.stop(VM_STOP).await;
+        }
         let id = device.id;
         let ended = self.datapath.call(move |datapath| datapath.remove_device(id)).await?;
         // Their memory is unmapped here, not in the data path.
@@ -335,9 +374,10 @@ fn make_folder(socket: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Unless there is something else in it, such as what `vrdma cdi` keeps for containers.
-fn remove_folder(socket: &Path) {
-    if let Some(folder) = socket.parent() {
+/// Unless there is something else in it, such as what `vrdma cdi` keeps for containers. That of a virtual machine's socket is not
+/// ours.
+fn remove_folder(spec: &DeviceSpec, socket: &Path) {
+    if let Some(folder) = socket.parent().filter(|_| spec.vm.is_none()) {
         let _ = std::fs::remove_dir(folder);
     }
 }
@@ -353,6 +393,12 @@ fn guid(name: &str, ip: &IpAddr) -> u64 {
         hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
     }
     hash & !(0x01 << 56) | 0x02 << 56
+}
+
+/// A MAC address for the guest's network device, locally administered as the GUID is.
+fn mac_of(guid: u64) -> [u8; 6] {
+    let [a, b, c, .., d, e, f] = guid.to_be_bytes();
+    [a, b, c, d, e, f]
 }
 
 #[cfg(test)]

@@ -127,7 +127,7 @@ mod tests {
 
     fn spec(ips: &[&str]) -> DeviceSpec {
         let ips = ips.iter().map(|ip| ip.parse().unwrap()).collect();
-        DeviceSpec { ips, mtu: None, mode: 0o600, uid: None, gid: None }
+        DeviceSpec { ips, mtu: None, mode: 0o600, uid: None, gid: None, vm: None }
     }
 
     fn judged(spec: &DeviceSpec, before: Option<&PortView>, entries: &[(&str, &str, u32, bool)]) -> PortView {

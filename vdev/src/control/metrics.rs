@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::api::{ClientView, DeviceView};
+use super::api::{ClientView, DeviceView, MemoryView};
 
 /// Everything that can be counted.
 pub fn text(devices: &[DeviceView], drops: &[(&'static str, u64)]) -> String {
@@ -29,6 +29,14 @@ pub fn text(devices: &[DeviceView], drops: &[(&'static str, u64)]) -> String {
     objects("completion_queues", "Completion queues", |client| client.cqs);
     objects("memory_regions", "Memory regions", |client| client.mrs);
     objects("protection_domains", "Protection domains", |client| client.pds);
+    let mut memory = |name: &str, help: &str, bytes: fn(&MemoryView) -> u64| {
+        let of = |device: &DeviceView| device.vm.as_ref().map(|vm| bytes(&vm.memory));
+        let values: Vec<_> = devices.iter().filter_map(|device| Some((device.name.as_str(), of(device)?))).collect();
+        gauge(&mut out, name, help, &values);
+    };
+    memory("vm_mapped_bytes", "Memory of the virtual machine that its VMM has given", |memory| memory.mapped_bytes);
+    memory("vm_pinned_bytes", "Of that, pinned", |memory| memory.pinned_bytes);
+    memory("vm_registered_bytes", "Of that, needed by regions and queues", |memory| memory.registered_bytes);
     for (name, values) in counters {
         family(&mut out, &format!("{name}_total"), "counter", &format!("Counter {name} of the device"), &values);
     }

@@ -3,9 +3,13 @@
 //! Owns: names, addresses, MTU and socket rights as people write them, and the texts of what is wrong with them. Touches nothing.
 
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 
 use roce::Mtu;
 use serde::Deserialize;
+
+use super::seqpacket::MAX_SOCKET_PATH;
 
 /// Longest device name.
 pub const MAX_NAME: usize = 63;
@@ -23,6 +27,10 @@ struct Body {
     uid: Option<u32>,
     #[serde(default)]
     gid: Option<u32>,
+    #[serde(default)]
+    vfio_user: Option<PathBuf>,
+    #[serde(default)]
+    mac: Option<String>,
 }
 
 /// What a device is to be. Two equal specifications make the same device.
@@ -38,6 +46,17 @@ pub struct DeviceSpec {
     pub uid: Option<u32>,
     /// Group of the socket.
     pub gid: Option<u32>,
+    /// For a virtual machine: the vfio-user socket, in place of the one for programs.
+    pub vm: Option<VmSpec>,
+}
+
+/// What a device for a virtual machine is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmSpec {
+    /// Where its VMM connects; an absolute path.
+    pub socket: PathBuf,
+    /// MAC address of the guest's network device that the device belongs to; made up from the device's name, otherwise.
+    pub mac: Option<[u8; 6]>,
 }
 
 impl DeviceSpec {
@@ -70,7 +89,12 @@ impl DeviceSpec {
             // A group that was named is meant to use it.
             None => 0o600 | if body.gid.is_some() { 0o060 } else { 0 },
         };
-        Ok(DeviceSpec { ips, mtu, mode, uid: body.uid, gid: body.gid })
+        let mac = body.mac.as_deref().map(parse_mac).transpose()?;
+        let vm = body.vfio_user.map(|socket| vm(socket, mac)).transpose()?;
+        if vm.is_none() && mac.is_some() {
+            return Err("a MAC address is for devices of virtual machines: give vfio_user too".into());
+        }
+        Ok(DeviceSpec { ips, mtu, mode, uid: body.uid, gid: body.gid, vm })
     }
 }
 
@@ -81,6 +105,26 @@ fn is_broadcast(ip: IpAddr) -> bool {
 fn parse_mtu(bytes: u32) -> Result<Mtu, String> {
     let found = Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes as usize);
     found.ok_or_else(|| format!("MTU {bytes} is not one of 256, 512, 1024, 2048 and 4096"))
+}
+
+fn vm(socket: PathBuf, mac: Option<[u8; 6]>) -> Result<VmSpec, String> {
+    let len = socket.as_os_str().as_bytes().len();
+    if !socket.is_absolute() || socket.file_name().is_none() || len > MAX_SOCKET_PATH {
+        return Err(format!(
+            "vfio_user {:?} is not the absolute path of a file of at most {MAX_SOCKET_PATH} bytes",
+            socket.to_string_lossy().chars().take(MAX_SOCKET_PATH + 1).collect::<String>()
+        ));
+    }
+    Ok(VmSpec { socket, mac })
+}
+
+fn parse_mac(text: &str) -> Result<[u8; 6], String> {
+    // The parser would take a sign.
+    let two_digits = |octet: &str| octet.len() == 2 && octet.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let octets = text.split(':').map(|octet| if two_digits(octet) { u8::from_str_radix(octet, 16).ok() } else { None });
+    let mac: Option<Vec<u8>> = octets.collect();
+    let mac = mac.and_then(|mac| <[u8; 6]>::try_from(mac).ok()).filter(|mac| mac[0] & 1 == 0 && *mac != [0; 6]);
+    mac.ok_or_else(|| format!("{text:?} is not the MAC address of one network device, such as \"52:54:00:00:00:01\""))
 }
 
 fn parse_mode(text: &str) -> Result<u32, String> {
@@ -144,6 +188,12 @@ mod tests {
             (r#"{"ips":["192.0.2.1"],"mode":"+666"}"#, "octal"),
             (r#"{"ips":["192.0.2.1"],"mode":"7777"}"#, "octal"),
             (r#"{"ips":["192.0.2.1"],"uid":-1}"#, "uid"),
+            (r#"{"ips":["192.0.2.1"],"vfio_user":"vm.sock"}"#, "absolute"),
+            (r#"{"ips":["192.0.2.1"],"vfio_user":"/"}"#, "absolute"),
+            (r#"{"ips":["192.0.2.1"],"mac":"52:54:00:00:00:01"}"#, "vfio_user"),
+            (r#"{"ips":["192.0.2.1"],"vfio_user":"/x","mac":"53:54:00:00:00:01"}"#, "MAC"),
+            (r#"{"ips":["192.0.2.1"],"vfio_user":"/x","mac":"52:54:00:00:00"}"#, "MAC"),
+            (r#"{"ips":["192.0.2.1"],"vfio_user":"/x","mac":"+2:54:00:00:00:01"}"#, "MAC"),
         ] {
             let error = DeviceSpec::from_json(body.as_bytes()).unwrap_err();
             // serde names the position of a bad value, not the field; the example in the text helps then.

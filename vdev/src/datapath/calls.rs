@@ -298,7 +298,6 @@ impl Datapath {
             send: SendConsumer::new(layout, &caps),
             recv: RecvConsumer::new(layout, &caps),
             queued: false,
-            peer: None,
             cookie,
         };
         let handle = client.qps.insert(qp).expect("room was checked");
@@ -316,11 +315,7 @@ impl Datapath {
         self.rnic.modify_qp(self.now, qpn, mask, &attr).map_err(|error| refused(&error))?;
         // The client may just have been ended for what its rings hold.
         let Some(qp) = self.client(id).and_then(|client| client.qps.get_mut(handle)) else { return Err(gone()) };
-        if mask.contains(rnic::QpAttrMask::DEST_QPN) {
-            qp.peer = Some(attr.dest_qpn);
-        }
         if mask.contains(rnic::QpAttrMask::STATE) && attr.state == QpState::Reset {
-            qp.peer = None;
             qp.send.skip_all(&qp.memory);
             qp.recv.skip_all(&qp.memory);
         }

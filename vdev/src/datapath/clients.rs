@@ -106,8 +106,6 @@ pub(super) struct QueuePair {
     pub recv: RecvConsumer,
     /// In the list of queue pairs to be looked at.
     pub queued: bool,
-    /// The peer named by the last change to RTR: looked up at each use, as it may be any number.
-    pub peer: Option<Qpn>,
     pub cookie: u64,
 }
 

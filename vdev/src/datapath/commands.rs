@@ -70,6 +70,16 @@ impl DatapathHandle {
         self.reaching.process()
     }
 
+    /// As [`Self::call`], for threads that may wait; not from within the control thread's runtime.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub fn call_blocking<R: Send + 'static>(&self, call: impl FnOnce(&mut Datapath) -> R + Send + 'static) -> Result<R, Gone> {
+        let (answer, answered) = oneshot::channel();
+        self.post(move |datapath| drop(answer.send(call(datapath))));
+        answered.blocking_recv().map_err(|_| Gone)
+    }
+
     /// Resolves when the datapath has ended, for whatever reason.
     pub async fn ended(&self) {
         let (alive, ended) = oneshot::channel::<()>();

@@ -15,6 +15,7 @@ use vdev_abi::layout::CompletionEntry;
 use super::clients::{Channel, Client};
 use super::wake::Source;
 use super::{Datapath, clock};
+use crate::pci::erdma::completion::AsyncKind;
 
 /// `enum ibv_event_type`.
 mod event {
@@ -71,8 +72,8 @@ impl Datapath {
     }
 
     fn write_completion(&mut self, id: CqId, completion: &Completion, timestamp_ns: u64) {
-        // Neither is found when its client has been ended in this round.
-        let Some(&(index, cq_index)) = self.cq_by_id.get(&id) else { return };
+        // A queue of a guest, or of a client that has been ended in this round.
+        let Some(&(index, cq_index)) = self.cq_by_id.get(&id) else { return self.write_guest_completion(id, completion) };
         let Some(&(_, slot)) = self.qp_by_number.get(&completion.qpn) else { return };
         if completion.status != Status::Success {
             self.note_completion(index, completion);
@@ -163,6 +164,16 @@ impl Datapath {
     }
 
     fn send_qp_event(&mut self, qpn: Qpn, event: u32) {
+        let kind = match event {
+            event::QP_FATAL => Some(AsyncKind::QpFatal),
+            event::QP_REQ_ERR => Some(AsyncKind::QpRequest),
+            event::QP_ACCESS_ERR => Some(AsyncKind::QpAccess),
+            // Guests' drivers know no others.
+            _ => None,
+        };
+        if self.send_guest_event(qpn, kind) {
+            return;
+        }
         if let Some(&(index, slot)) = self.qp_by_number.get(&qpn) {
             let cookie = self.clients[index as usize].as_ref().and_then(|client| Some(client.qps.at(slot)?.cookie));
             self.send_event(index, event, cookie);

@@ -177,7 +177,9 @@ impl Datapath {
             let qpn = Qpn::new(u32::from_be_bytes([0, high, middle, low]));
             if last != Some(qpn) {
                 last = Some(qpn);
-                self.drain_receives_of(qpn);
+                if let Some(qpn) = self.rnic.queue_pair(device, qpn) {
+                    self.drain_receives_of(qpn);
+                }
             }
         }
         let meta = RxMeta { device, src: arrival.src, dst, src_port: arrival.src_port, segment_len: arrival.segment_len };

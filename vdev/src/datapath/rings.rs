@@ -102,7 +102,7 @@ impl Datapath {
         if pending == 0 {
             return false;
         }
-        if let Some(peer) = qp.peer {
+        if let Some(peer) = self.rnic.local_peer(qp.qpn) {
             self.drain_receives_of(peer);
         }
         let qp = self.clients[client as usize].as_deref_mut().and_then(|client| client.qps.at_mut(slot)).expect("found above");
@@ -143,8 +143,9 @@ impl Datapath {
 
     /// Empties the receive ring of a queue pair of this daemon, if there is one with this number.
     pub(super) fn drain_receives_of(&mut self, qpn: Qpn) {
-        if let Some(&(client, slot)) = self.qp_by_number.get(&qpn) {
-            self.drain_receives(client, slot);
+        match self.qp_by_number.get(&qpn) {
+            Some(&(client, slot)) => self.drain_receives(client, slot),
+            None => self.drain_guest_receives_of(qpn),
         }
     }
 

@@ -3,6 +3,7 @@
 use super::mapping::SharedMapping;
 use super::process::Process;
 use emtt::MemId;
+use pvdma::{Region, RegionHold};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use vdev_abi::mapping::Mapping;
@@ -23,6 +24,8 @@ pub(super) enum Memory {
         /// Keeps `base..base + len` mapped.
         _keep: Keep,
     },
+    /// Has no memory, or was taken away while segments may still name it. A region that is kept keeps its address.
+    Ended { _region: Option<Arc<Region>> },
 }
 
 // SAFETY: `base` belongs to `_keep`, which may be sent.
@@ -32,6 +35,7 @@ unsafe impl Send for Memory {}
 pub(super) enum Keep {
     Shared { _mapping: Arc<SharedMapping> },
     Ring { _mapping: Arc<Mapping> },
+    Guest { _hold: RegionHold },
 }
 
 /// All memory spaces. Adding one that is there already gives the same id and counts.
@@ -68,6 +72,26 @@ impl Slab {
         self.add(address, || Memory::Mapped { base, len, _keep: Keep::Ring { _mapping: mapping } })
     }
 
+    /// A region of a guest's DMA map; addresses are offsets in it. One that has no memory, or has ended, is there as well, and
+    /// every access to it fails.
+    pub(super) fn add_guest(&mut self, region: &Arc<Region>) -> MemId {
+        let len = region.range().len();
+        self.add(Arc::as_ptr(region).addr(), || match region.hold().map(|hold| (hold.base(), hold)) {
+            Some((Ok(base), hold)) => {
+                let base = std::ptr::without_provenance_mut(base.0 as usize);
+                Memory::Mapped { base, len, _keep: Keep::Guest { _hold: hold } }
+            }
+            _ => Memory::Ended { _region: Some(region.clone()) },
+        })
+    }
+
+    /// Lets go of a guest's region: from here on every access to it fails. Its id stays with those who have it.
+    pub(super) fn end_guest(&mut self, region: &Arc<Region>) {
+        if let Some(id) = self.by_address.remove(&Arc::as_ptr(region).addr()) {
+            self.entries[id.0 as usize].as_mut().expect("an entry for every address").memory = Memory::Ended { _region: None };
+        }
+    }
+
     fn add(&mut self, address: usize, memory: impl FnOnce() -> Memory) -> MemId {
         if let Some(&id) = self.by_address.get(&address) {
             self.entries[id.0 as usize].as_mut().expect("an entry for every address").users += 1;
@@ -92,7 +116,10 @@ impl Slab {
         let entry = slot.as_mut().expect("a memory space in use");
         entry.users -= 1;
         if entry.users == 0 {
-            self.by_address.remove(&entry.address);
+            // Something else may lie at the address of a region that has ended.
+            if self.by_address.get(&entry.address) == Some(&id) {
+                self.by_address.remove(&entry.address);
+            }
             *slot = None;
             self.resting.push_back(id.0);
         }

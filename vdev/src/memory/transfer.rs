@@ -10,6 +10,7 @@ use super::process::{Direction, Process, Stopped};
 use super::reaching::Reaching;
 use super::slab::{Memory, Slab};
 use emtt::{MemId, Owner, Segment};
+use pvdma::Region;
 use rnic::{AtomicOp, Dma, DmaError, Piece};
 use std::sync::Arc;
 use vdev_abi::copy::Copier;
@@ -68,6 +69,42 @@ impl Memories {
     /// Adds a ring or staging buffer; its segments' addresses are offsets in it. Repeats as [`Self::add_process`].
     pub fn add_ring(&mut self, mapping: Arc<Mapping>) -> MemId {
         self.slab.add_ring(mapping)
+    }
+
+    /// Adds a region of a guest's DMA map; its segments' addresses are offsets in it. Repeats as [`Self::add_process`].
+    pub fn add_guest(&mut self, region: &Arc<Region>) -> MemId {
+        self.slab.add_guest(region)
+    }
+
+    /// Takes a guest's region away, whoever has it: accesses fail from here on, and it can be unmapped.
+    pub fn end_guest(&mut self, region: &Arc<Region>) {
+        self.slab.end_guest(region);
+    }
+
+    /// Copies a structure out of mapped memory.
+    ///
+    /// # Errors
+    /// The memory is not there any more, or is a process's.
+    pub fn read(&mut self, at: Segment, buf: &mut [u8]) -> Result<(), DmaError> {
+        let len = buf.len().min(to_usize(at.len));
+        match site(&self.slab, &at)? {
+            // SAFETY: in a mapping that the slab keeps; `buf` is ours to write.
+            Site::Mapped(memory) => unsafe { self.copier.copy(buf.as_mut_ptr(), memory, len) }.map_err(|_| DmaError(at)),
+            Site::Process(..) => Err(DmaError(at)),
+        }
+    }
+
+    /// Copies a structure into mapped memory.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn write(&mut self, at: Segment, bytes: &[u8]) -> Result<(), DmaError> {
+        let len = bytes.len().min(to_usize(at.len));
+        match site(&self.slab, &at)? {
+            // SAFETY: in a mapping that the slab keeps; `bytes` is only read.
+            Site::Mapped(memory) => unsafe { self.copier.copy(memory, bytes.as_ptr(), len) }.map_err(|_| DmaError(at)),
+            Site::Process(..) => Err(DmaError(at)),
+        }
     }
 
     /// Undoes one `add`. No segment of the core may name it any more.

@@ -1,0 +1,232 @@
+//! Commands of the guest's driver, carried out.
+//!
+//! Runs on the thread that serves the VMM's messages. What takes time, which is reading page lists and pinning memory, is done
+//! here; what changes objects is asked of the datapath, which answers between two of its rounds. Memory of an object is given
+//! back only once the datapath has let go of it, as the guest may use it for something else when its command completes.
+
+use pvdma::{Gpa, GpaRange, Protection};
+use rnic::QpState;
+use roce::Mtu;
+
+use super::command::{Command, CreateCq, CreateQp, Failed, ModifyQp, MrKind, QueueMemory, RegMr, failed, parse};
+use super::function::Function;
+use super::layout::{
+    CONTEXT_PAGES, Context, EQE, FLAGS, LOCAL_DMA_LKEY, LOG_AHS, LOG_CQE, LOG_GIDS, LOG_MR_SIZE, LOG_RECV_WR, QBLOCK,
+};
+use crate::datapath::{Datapath, NewRegion, QueueRuns};
+use crate::pci::memory::Pins;
+
+/// Contiguous parts of registered memory per device: each costs the daemon some 50 bytes, and a guest can name a part again
+/// and again.
+const MAX_RUNS: usize = 4 << 20;
+/// What GET_STATS is recognised by.
+const STATS_MAGIC: u16 = 0x5566;
+/// Bytes of statistics.
+const STATS_BYTES: usize = 16 + 11 * 8;
+
+/// A response: two quads.
+type Response = [u64; 2];
+const DONE: Response = [0; 2];
+
+impl Function {
+    /// Executes the commands that wait.
+    pub fn work(&mut self) {
+        loop {
+            let Some(commands) = &mut self.commands else { return };
+            let fetched = match commands.fetch(&self.memory) {
+                Ok(Some(fetched)) => fetched,
+                Ok(None) => return,
+                Err(broken) => return self.stop_commands(&broken),
+            };
+            let outcome = parse(fetched.module, fetched.opcode, &fetched.bytes).and_then(|command| self.execute(command));
+            if let Err(reason) = &outcome {
+                tracing::debug!(module = fetched.module, opcode = fetched.opcode, %reason, "a guest's command is refused");
+            }
+            let Some(commands) = &mut self.commands else { return };
+            if let Err(broken) = commands.complete(&self.memory, &self.init.interrupts, &fetched, outcome.ok()) {
+                return self.stop_commands(&broken);
+            }
+        }
+    }
+
+    /// Asks the datapath and waits for its answer.
+    fn ask<R: Send + 'static>(&self, call: impl FnOnce(&mut Datapath) -> R + Send + 'static) -> Result<R, Failed> {
+        self.init.datapath.call_blocking(call).map_err(failed)
+    }
+
+    fn execute(&mut self, command: Command) -> Result<Response, Failed> {
+        let guest = self.guest;
+        match command {
+            Command::QueryDevice => return Ok(self.capabilities()),
+            Command::QueryFirmware => return Ok([firmware_version(), 0]),
+            Command::ConfDevice { page_shift } => {
+                if page_shift.is_some_and(|shift| shift != 12) {
+                    return Err(failed("only guests with pages of 4096 bytes are served"));
+                }
+            }
+            Command::ConfMtu(mtu) => self.mtu = Mtu::at_most(mtu as usize).unwrap_or(Mtu::B256),
+            Command::GetStats { address, len } => self.statistics(address, len)?,
+            Command::CreateEq { eqn, address, depth } => self.create_eq(eqn, address, depth)?,
+            Command::DestroyEq { eqn } => {
+                self.ask(move |datapath| datapath.guest_destroy_eq(guest, eqn))??;
+                self.eqs.remove(&eqn);
+            }
+            Command::AllocDb => return self.alloc_db(),
+            Command::FreeDb(Context(number)) => match self.contexts.get_mut(usize::from(number - 1)) {
+                Some(used) if *used => *used = false,
+                _ => return Err(failed("doorbell pages that nobody has")),
+            },
+            Command::SetGid { index, gid } => self.gids[index] = gid,
+            Command::CreateAh { ahn, address, .. } => {
+                self.ahs.insert(ahn, address);
+            }
+            Command::DestroyAh { ahn, .. } => {
+                self.ahs.remove(&ahn).ok_or_else(|| failed(format_args!("there is no address handle {ahn}")))?;
+            }
+            Command::RegMr(reg) => self.reg_mr(reg)?,
+            Command::DeregMr { index } => {
+                self.ask(move |datapath| datapath.guest_dereg_mr(guest, index))??;
+                self.runs -= self.mrs.remove(&index).map_or(0, |pins| pins.runs);
+            }
+            Command::CreateCq(create) => self.create_cq(create)?,
+            Command::DestroyCq(cqn) => {
+                self.ask(move |datapath| datapath.guest_destroy_cq(guest, cqn))??;
+                self.cqs.remove(&cqn);
+            }
+            Command::CreateQp(create) => self.create_qp(*create)?,
+            Command::ModifyQp(modify) => self.modify_qp(modify)?,
+            Command::QueryQp(qpn) => {
+                let status = self.ask(move |datapath| datapath.guest_query_qp(guest, qpn))??;
+                let (sq_psn, rq_psn) = (u64::from(status.sq_psn.get()), u64::from(status.rq_psn.get()));
+                return Ok([sq_psn | rq_psn << 24 | (status.state as u64) << 48 | u64::from(status.draining) << 56, 0]);
+            }
+            Command::DestroyQp(qpn) => {
+                self.ask(move |datapath| datapath.guest_destroy_qp(guest, qpn))??;
+                self.qps.remove(&qpn);
+            }
+            Command::Reflush { qpn, send, recv } => {
+                self.ask(move |datapath| datapath.guest_reflush(guest, qpn, send, recv))??;
+            }
+        }
+        Ok(DONE)
+    }
+
+    fn capabilities(&self) -> Response {
+        let first = LOG_MR_SIZE | LOG_AHS << 8 | LOG_RECV_WR << 16 | FLAGS << 24;
+        let second = LOG_CQE << 8 | LOG_GIDS << 16;
+        [u64::from(first) | u64::from(second) << 32, u64::from(QBLOCK << 16) | u64::from(LOCAL_DMA_LKEY) << 32]
+    }
+
+    /// Counters of the device. The driver registers nothing before it has them once.
+    fn statistics(&self, address: u64, len: u32) -> Result<(), Failed> {
+        let device = self.init.device;
+        let counters = self.ask(move |datapath| datapath.statuses(&[(device, Vec::new())]))?;
+        let count = |name: &str| counters.first().and_then(|status| status.counters.get(name)).copied().unwrap_or(0);
+        let mut bytes = Vec::with_capacity(STATS_BYTES);
+        bytes.extend(STATS_MAGIC.to_le_bytes());
+        bytes.extend([1, STATS_BYTES as u8]);
+        bytes.extend([0; 12]);
+        // Requests, packets and bytes sent, three reasons to drop; packets and bytes received, three reasons to drop.
+        let (sent, received) = (count("sent_pkts"), count("rcvd_pkts"));
+        for value in [sent, sent, count("sent_bytes"), 0, 0, 0, received, count("rcvd_bytes"), 0, 0, 0] {
+            bytes.extend(value.to_le_bytes());
+        }
+        bytes.truncate(len as usize);
+        self.memory.write(address, &bytes).map_err(failed)
+    }
+
+    fn create_eq(&mut self, eqn: usize, address: u64, depth: u32) -> Result<(), Failed> {
+        if !address.is_multiple_of(EQE) {
+            return Err(failed(format_args!("an event queue at {address:#x}")));
+        }
+        let range = GpaRange::new(Gpa(address), u64::from(depth) * EQE).map_err(failed)?;
+        let (pins, runs) = self.memory.pin(&[range], Protection::WRITE).map_err(failed)?;
+        let guest = self.guest;
+        self.ask(move |datapath| datapath.guest_create_eq(guest, eqn, runs, depth))??;
+        self.eqs.insert(eqn, pins);
+        Ok(())
+    }
+
+    /// The driver maps the page in the upper bits for completion queues and the one below for receive queues, though it calls
+    /// them the other way round when it gives them back.
+    fn alloc_db(&mut self) -> Result<Response, Failed> {
+        let index = self.contexts.iter().position(|used| !used).ok_or_else(|| failed("all doorbell pages are taken"))?;
+        self.contexts[index] = true;
+        let [send, recv, cq] = CONTEXT_PAGES.map(|first| u64::from(first) + index as u64);
+        Ok([send | recv << 32 | cq << 48, 0])
+    }
+
+    fn reg_mr(&mut self, reg: RegMr) -> Result<(), Failed> {
+        let RegMr { index, key, pdn, access, kind } = reg;
+        let MrKind::Normal { iova, pages } = kind else {
+            return Err(failed("a region of all memory is not offered"));
+        };
+        let ranges = pages.ranges(&self.memory)?;
+        if self.runs + ranges.len() > MAX_RUNS {
+            return Err(failed(format_args!("regions of more than {MAX_RUNS} parts that are not contiguous")));
+        }
+        let writable = access.contains(emtt::Access::LOCAL_WRITE);
+        let need = if writable { Protection::READ | Protection::WRITE } else { Protection::READ };
+        let (pins, runs) = self.memory.pin(&ranges, need).map_err(failed)?;
+        let guest = self.guest;
+        let new = NewRegion { index, key, pdn, iova, access, runs };
+        self.ask(move |datapath| datapath.guest_reg_mr(guest, new))??;
+        self.runs += pins.runs;
+        self.mrs.insert(index, pins);
+        Ok(())
+    }
+
+    /// The ring and the record of a queue, pinned.
+    fn queue(&self, queue: &QueueMemory, need: Protection) -> Result<(Vec<Pins>, QueueRuns), Failed> {
+        let (ring_pins, ring) = self.memory.pin(&queue.pages.ranges(&self.memory)?, need).map_err(failed)?;
+        let record = GpaRange::new(Gpa(queue.record), 8).map_err(failed)?;
+        let (record_pins, record) = self.memory.pin(&[record], Protection::READ).map_err(failed)?;
+        Ok((vec![ring_pins, record_pins], QueueRuns { ring, record }))
+    }
+
+    fn create_cq(&mut self, create: CreateCq) -> Result<(), Failed> {
+        let CreateCq { cqn, eqn, queue, context } = create;
+        // Its record repeats what its doorbell says, and holds garbage at first: it is not looked at.
+        let (pins, ring) = self.memory.pin(&queue.pages.ranges(&self.memory)?, Protection::WRITE).map_err(failed)?;
+        let (guest, depth) = (self.guest, queue.depth);
+        self.ask(move |datapath| datapath.guest_create_cq(guest, cqn, eqn, context, depth, ring))??;
+        self.cqs.insert(cqn, pins);
+        Ok(())
+    }
+
+    fn create_qp(&mut self, create: CreateQp) -> Result<(), Failed> {
+        let (mut pins, send) = self.queue(&create.send, Protection::READ)?;
+        let (more, recv) = self.queue(&create.recv, Protection::READ)?;
+        pins.extend(more);
+        let (guest, qpn) = (self.guest, create.qpn);
+        self.ask(move |datapath| datapath.guest_create_qp(guest, &create, send, recv))??;
+        self.qps.insert(qpn, pins);
+        Ok(())
+    }
+
+    fn modify_qp(&mut self, modify: ModifyQp) -> Result<(), Failed> {
+        let source = match &modify.address {
+            Some(address) if modify.state != QpState::Reset => self.source(address.sgid_index)?,
+            _ => 0,
+        };
+        let (guest, mtu) = (self.guest, self.mtu);
+        self.ask(move |datapath| datapath.guest_modify_qp(guest, &modify, source, mtu))?
+    }
+
+    /// The device's own index of the address that the guest has at this index of its table. The guest may use the addresses that
+    /// the device was made with and no others, whatever its network device has.
+    fn source(&self, index: u16) -> Result<u8, Failed> {
+        let gid = self.gids.get(usize::from(index)).copied().flatten();
+        let gid = gid.ok_or_else(|| failed(format_args!("the guest's GID table has nothing at {index}")))?;
+        let position = self.init.ips.iter().position(|&ip| roce::Gid::from(ip) == gid);
+        let position = position.ok_or_else(|| failed(format_args!("{} is not an address of this device", gid.ip())))?;
+        u8::try_from(position).map_err(failed)
+    }
+}
+
+/// As user space prints it: 0.(31:16).(15:0).
+fn firmware_version() -> u64 {
+    let mut numbers = env!("CARGO_PKG_VERSION").split('.').map(|number| number.parse::<u64>().unwrap_or(0) & 0xFFFF);
+    let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    major << 16 | minor
+}

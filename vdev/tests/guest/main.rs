@@ -1,0 +1,14 @@
+//! Devices of virtual machines, without one: a mock driver plays the guest, over the vfio-user client that Cloud Hypervisor uses,
+//! with a memfd as the guest's memory.
+
+mod driver;
+mod hostile;
+mod messages;
+#[allow(dead_code)]
+#[path = "../daemon/place.rs"]
+mod place;
+#[allow(dead_code)]
+#[path = "../daemon/raw.rs"]
+mod raw;
+mod verbs;
+mod vmm;
