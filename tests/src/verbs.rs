@@ -4,12 +4,13 @@
 //! layouts (x86-64), so that the product's own definitions are checked by a second reading of them. The thin owners below
 //! ([`Session`], [`Region`], [`Cq`], [`Qp`]) free what they hold; errors are the error numbers that the calls return.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
 use std::rc::Rc;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 #[allow(missing_docs)]
 mod raw {
@@ -29,6 +30,12 @@ mod raw {
     #[repr(C)]
     pub struct CqHead {
         pub context: *mut Context,
+    }
+
+    #[repr(C)]
+    pub struct CompChannel {
+        pub context: *mut Context,
+        pub fd: c_int,
     }
 
     #[repr(C)]
@@ -212,6 +219,10 @@ symbols! {
     ibv_dereg_mr: fn(*mut raw::Mr) -> c_int;
     ibv_create_cq: fn(*mut raw::Context, c_int, *mut c_void, raw::Obj, c_int) -> *mut raw::CqHead;
     ibv_destroy_cq: fn(*mut raw::CqHead) -> c_int;
+    ibv_create_comp_channel: fn(*mut raw::Context) -> *mut raw::CompChannel;
+    ibv_destroy_comp_channel: fn(*mut raw::CompChannel) -> c_int;
+    ibv_get_cq_event: fn(*mut raw::CompChannel, *mut *mut raw::CqHead, *mut *mut c_void) -> c_int;
+    ibv_ack_cq_events: fn(*mut raw::CqHead, c_uint) -> ();
     ibv_create_qp: fn(raw::Obj, *mut raw::QpInitAttr) -> *mut raw::QpHead;
     ibv_modify_qp: fn(*mut raw::QpHead, *mut raw::QpAttr, c_int) -> c_int;
     ibv_query_qp: fn(*mut raw::QpHead, *mut raw::QpAttr, c_int, *mut raw::QpInitAttr) -> c_int;
@@ -230,6 +241,8 @@ fn symbol(name: &str) -> *mut c_void {
 
 /// Position of `poll_cq` among the operations of a context.
 const POLL_CQ: usize = 11;
+/// Position of `req_notify_cq`.
+const REQ_NOTIFY_CQ: usize = 12;
 /// Position of `post_send`.
 const POST_SEND: usize = 25;
 /// Position of `post_recv`.
@@ -514,19 +527,63 @@ impl Drop for Region {
     }
 }
 
-/// A completion queue, polled.
+/// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
     cq: *mut raw::CqHead,
+    /// Null for a queue that is only polled.
+    channel: *mut raw::CompChannel,
     _session: Rc<Session>,
 }
 
 impl Cq {
-    /// A queue for at least this many completions.
+    /// A queue for at least this many completions, to be polled.
     pub fn new(session: &Rc<Session>, entries: c_int) -> io::Result<Rc<Cq>> {
+        Self::on_channel(session, entries, null_mut())
+    }
+
+    /// A queue with a completion channel of its own.
+    pub fn with_events(session: &Rc<Session>, entries: c_int) -> io::Result<Rc<Cq>> {
         // SAFETY: the context is open.
-        let cq = made(unsafe { (symbols().ibv_create_cq)(session.context, entries, null_mut(), null_mut(), 0) })?;
-        Ok(Rc::new(Cq { cq, _session: session.clone() }))
+        let channel = made(unsafe { (symbols().ibv_create_comp_channel)(session.context) })?;
+        Self::on_channel(session, entries, channel)
+    }
+
+    fn on_channel(session: &Rc<Session>, entries: c_int, channel: *mut raw::CompChannel) -> io::Result<Rc<Cq>> {
+        // SAFETY: the context is open, and the channel is live or null.
+        let cq = made(unsafe { (symbols().ibv_create_cq)(session.context, entries, null_mut(), channel.cast(), 0) })?;
+        Ok(Rc::new(Cq { cq, channel, _session: session.clone() }))
+    }
+
+    /// Asks for an event at the next completion.
+    pub fn arm(&self) -> io::Result<()> {
+        // SAFETY: the operation of this position has this signature; the queue lives.
+        check(unsafe {
+            let op = (*(*self.cq).context).ops[REQ_NOTIFY_CQ];
+            let arm: unsafe extern "C" fn(*mut raw::CqHead, c_int) -> c_int = std::mem::transmute(op);
+            arm(self.cq, 0)
+        })
+    }
+
+    /// Waits for an event and acknowledges it; false if none comes in time.
+    ///
+    /// # Panics
+    /// If the queue has no channel, or the event is of another queue.
+    pub fn event(&self, limit: Duration) -> io::Result<bool> {
+        assert!(!self.channel.is_null(), "a queue without a channel");
+        let timeout = c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX);
+        // SAFETY: channel and queue live, and everything that is written to has room.
+        unsafe {
+            let mut fd = libc::pollfd { fd: (*self.channel).fd, events: libc::POLLIN, revents: 0 };
+            if libc::poll(&mut fd, 1, timeout) <= 0 {
+                return Ok(false);
+            }
+            let (mut cq, mut context) = (null_mut(), null_mut());
+            check((symbols().ibv_get_cq_event)(self.channel, &mut cq, &mut context))?;
+            assert_eq!(cq, self.cq);
+            (symbols().ibv_ack_cq_events)(cq, 1);
+        }
+        Ok(true)
     }
 
     /// One completion, if there is one.
@@ -550,6 +607,10 @@ impl Drop for Cq {
     fn drop(&mut self) {
         // SAFETY: the queue pairs that use it hold an `Rc` of it, so none is left.
         let _ = unsafe { (symbols().ibv_destroy_cq)(self.cq) };
+        if !self.channel.is_null() {
+            // SAFETY: its only queue is gone.
+            let _ = unsafe { (symbols().ibv_destroy_comp_channel)(self.channel) };
+        }
     }
 }
 

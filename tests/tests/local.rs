@@ -52,4 +52,14 @@ fn ibv_devinfo_tells_what_the_device_is() {
     }
 }
 
+/// QC-05: an event for each arming, however arming, completion and polling fall.
+#[test]
+fn no_completion_is_missed_between_arming_and_polling() {
+    let _turn = one_at_a_time();
+    let mut daemon = two_devices();
+    let client = env!("CARGO_BIN_EXE_verbs-client");
+    let output = daemon.run("a", &[client, "events", "--rounds", "50000"]).succeed(std::time::Duration::from_secs(300));
+    assert!(output.contains("OK 50000 rounds"), "{output}");
+}
+
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(20);

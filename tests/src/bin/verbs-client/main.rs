@@ -5,6 +5,7 @@
 
 mod crowd;
 mod data;
+mod events;
 mod lookup;
 mod meet;
 mod refused;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
     let outcome = match mode.as_str() {
         "crowd" => crowd::run(&words),
         "data" => data::run(&words),
+        "events" => events::run(&words),
         "stream" => stream::run(&words),
         "lookup" => lookup::run(&words),
         "victim" => refused::victim(),
