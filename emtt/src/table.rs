@@ -158,6 +158,21 @@ impl Table {
         }
     }
 
+    /// Puts another region in the place of the one with this key, which stays as it is. Not for regions that have a name.
+    ///
+    /// # Errors
+    /// See [`TableError`].
+    pub fn replace(&mut self, key: u32, init: RegionInit) -> Result<(), TableError> {
+        let slot = self.slots.get_mut(slot_of(key));
+        match slot.filter(|slot| slot.key == key && slot.region.is_some() && slot.name.is_none()) {
+            Some(slot) => {
+                slot.region = Some(Region::new(init)?);
+                Ok(())
+            }
+            None => Err(TableError::NotFound(key)),
+        }
+    }
+
     /// Removes a region; its key is invalid from here on.
     ///
     /// # Errors

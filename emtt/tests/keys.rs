@@ -40,6 +40,21 @@ fn a_removed_key_stays_dead() {
 }
 
 #[test]
+fn a_replaced_region_keeps_its_key() {
+    let mut table = Table::new(7);
+    let key = insert(&mut table);
+    let other = RegionInit { pd: PdId(2), access: Access::LOCAL_WRITE, iova: 0x9000, ..region() };
+    assert_eq!(table.replace(key, RegionInit { runs: vec![], ..region() }), Err(TableError::Empty));
+    assert!(table.translate(key, PdId(1), 0x1000, 64, Access::REMOTE_READ).is_ok(), "an error changes nothing");
+    assert_eq!(table.replace(key, other), Ok(()));
+    assert_eq!(table.translate(key, PdId(1), 0x1000, 1, Access::empty()).map(drop), Err(TranslateError::Pd(PdId(2))));
+    assert!(table.translate(key, PdId(2), 0x9000, 64, Access::LOCAL_WRITE).is_ok());
+    assert!(table.translate(key, PdId(2), 0x9000, 64, Access::REMOTE_READ).is_err());
+    table.remove(key).expect("it is there");
+    assert_eq!(table.replace(key, region()), Err(TableError::NotFound(key)));
+}
+
+#[test]
 fn keys_do_not_count_up() {
     let mut table = Table::new(7);
     let keys: Vec<u32> = (0..1000).map(|_| insert(&mut table)).collect();

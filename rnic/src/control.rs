@@ -11,7 +11,7 @@ use crate::rnic::Rnic;
 use crate::work::{CqId, Destination, DeviceId, PdId};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use emtt::{Access, RegionInit, Segment};
+use emtt::{Access, RegionInit, Segment, TableError};
 use roce::{Instant, Lkey, Qpn, Rkey};
 
 /// What a new region is made of.
@@ -87,16 +87,27 @@ impl Rnic {
             None => table.insert(region),
             Some(name) => table.insert_named(region, name.0),
         };
-        let key = inserted.map_err(|error| match error {
-            emtt::TableError::Access => ControlError::Invalid("remote write or atomic access needs local write access"),
-            emtt::TableError::Empty => ControlError::Invalid("a region of 0 bytes cannot be registered"),
-            emtt::TableError::Wraps => ControlError::Invalid("the region wraps around the end of its address space"),
-            emtt::TableError::Full => ControlError::Limit("regions"),
-            emtt::TableError::NotFound(_) => ControlError::NotFound("region"),
-            emtt::TableError::NameTaken(_) => ControlError::Invalid("the protection domain has a region with this key"),
-        })?;
+        let key = inserted.map_err(table_error)?;
         entry.regions.insert(key);
         Ok(Mr { lkey: Lkey(key), rkey: Rkey(key) })
+    }
+
+    /// Registers other memory, with other rights or in another PD, under the keys of an earlier registration. Requests that are
+    /// under way meet the one or the other.
+    ///
+    /// # Errors
+    /// `NotFound` for the region, also if a peer has invalidated it, and for a PD that is not one of the same device; else as
+    /// [`Self::reg_mr`]. The earlier registration then stays.
+    pub fn rereg_mr(&mut self, lkey: Lkey, pd: PdId, init: MrInit) -> Result<(), ControlError> {
+        let before = self.shared.table.get(lkey.0).map(|region| region.pd()).ok_or(ControlError::NotFound("region"))?;
+        if device_of(self, pd)? != device_of(self, before)? {
+            return Err(ControlError::NotFound("protection domain"));
+        }
+        let region = RegionInit { pd, iova: init.iova, access: init.access, runs: init.runs };
+        self.shared.table.replace(lkey.0, region).map_err(table_error)?;
+        self.shared.pds.get_mut(before.0).expect("looked up above").regions.remove(&lkey.0);
+        self.shared.pds.get_mut(pd.0).expect("looked up above").regions.insert(lkey.0);
+        Ok(())
     }
 
     /// Ends a registration; its keys are invalid when this returns.
@@ -260,6 +271,17 @@ impl Rnic {
         self.shared.completions.forget_qp(qpn);
         self.shared.events.retain(|event| event.queue_pair() != Some(qpn));
         Ok(())
+    }
+}
+
+fn table_error(error: TableError) -> ControlError {
+    match error {
+        TableError::Access => ControlError::Invalid("remote write or atomic access needs local write access"),
+        TableError::Empty => ControlError::Invalid("a region of 0 bytes cannot be registered"),
+        TableError::Wraps => ControlError::Invalid("the region wraps around the end of its address space"),
+        TableError::Full => ControlError::Limit("regions"),
+        TableError::NotFound(_) => ControlError::NotFound("region"),
+        TableError::NameTaken(_) => ControlError::Invalid("the protection domain has a region with this key"),
     }
 }
 

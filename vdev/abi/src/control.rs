@@ -53,6 +53,10 @@ pub enum Request {
         /// Parts of the range that are shared objects of which the client has a descriptor.
         shared: Vec<SharedRange>,
     },
+    /// Registers other memory, with other rights or in another domain, under the keys of an earlier registration, which stays as it
+    /// is if this fails. Descriptors and fields: as for [`Self::RegMr`]. Answer: [`Reply::Region`].
+    #[allow(missing_docs)]
+    ReregMr { mr: Handle, pd: Handle, addr: u64, length: u64, iova: u64, access: u32, shared: Vec<SharedRange> },
     /// Ends a registration. Answer: [`Reply::Done`].
     DeregMr {
         /// The region.
@@ -351,7 +355,9 @@ pub fn encode_request(request: &Request) -> Result<Vec<u8>, CodecError> {
 pub fn decode_request(bytes: &[u8]) -> Result<Request, CodecError> {
     let request = decode(bytes)?;
     match &request {
-        Request::RegMr { shared, .. } if shared.len() > MAX_SHARED_RANGES => Err(CodecError::TooManyRanges(shared.len())),
+        Request::RegMr { shared, .. } | Request::ReregMr { shared, .. } if shared.len() > MAX_SHARED_RANGES => {
+            Err(CodecError::TooManyRanges(shared.len()))
+        }
         _ => Ok(request),
     }
 }

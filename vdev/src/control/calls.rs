@@ -95,7 +95,10 @@ impl<'a> Caller<'a> {
             Request::AllocPd => self.on_datapath(move |d| d.alloc_pd(client)).await.map(|pd| (Reply::Handle(pd), Vec::new())),
             Request::DeallocPd { pd } => self.done(move |d| d.dealloc_pd(client, pd)).await,
             Request::RegMr { pd, addr, length, iova, access, shared } => {
-                self.reg_mr(client, &process, MrRequest { pd, addr, length, iova, access, shared }, fds).await
+                self.reg_mr(client, &process, None, MrRequest { pd, addr, length, iova, access, shared }, fds).await
+            }
+            Request::ReregMr { mr, pd, addr, length, iova, access, shared } => {
+                self.reg_mr(client, &process, Some(mr), MrRequest { pd, addr, length, iova, access, shared }, fds).await
             }
             Request::DeregMr { mr } => self.done(move |d| d.dereg_mr(client, mr)).await,
             Request::CreateChannel => self.create_channel(client).await,
@@ -218,7 +221,15 @@ impl<'a> Caller<'a> {
         }
     }
 
-    async fn reg_mr(&self, client: ClientId, process: &Arc<Process>, request: MrRequest, fds: Vec<OwnedFd>) -> Answer {
+    /// Registers memory, in the place of an earlier registration if one is given.
+    async fn reg_mr(
+        &self,
+        client: ClientId,
+        process: &Arc<Process>,
+        earlier: Option<Handle>,
+        request: MrRequest,
+        fds: Vec<OwnedFd>,
+    ) -> Answer {
         let MrRequest { pd, addr, length, iova, access, shared } = request;
         let bad = |message: String| Err(refuse(libc::EINVAL, message));
         let Some(access) = Access::from_bits(access) else { return bad(format!("access flags {access:#x} are not supported")) };
@@ -239,7 +250,14 @@ impl<'a> Caller<'a> {
             probed.map_err(|_| stopping(Gone))?.map_err(|error| refuse(error.errno(), error.to_string()))?;
         }
         let mapped = resolved.fully_mapped;
-        let region = self.on_datapath(move |d| d.reg_mr(client, pd, iova, access, resolved)).await?;
+        let region = match earlier {
+            None => self.on_datapath(move |d| d.reg_mr(client, pd, iova, access, resolved)).await?,
+            Some(mr) => {
+                // What it named before comes back, to be let go of here.
+                let (region, _before) = self.on_datapath(move |d| d.rereg_mr(client, mr, pd, iova, access, resolved)).await?;
+                region
+            }
+        };
         Ok((Reply::Region { mr: region.handle, lkey: region.lkey, rkey: region.rkey, mapped }, Vec::new()))
     }
 

@@ -124,6 +124,47 @@ impl Datapath {
             return Err(full("memory regions", limits::REGIONS));
         }
         let process = client.process;
+        let (runs, mappings) = self.enter(process, resolved);
+        let mr = match self.rnic.reg_mr(pd, MrInit { iova, access, runs }) {
+            Ok(mr) => mr,
+            Err(error) => {
+                self.forget(&mappings);
+                return Err(refused(&error));
+            }
+        };
+        let client = self.client(id).expect("found above");
+        let handle = client.regions.insert(Region { lkey: mr.lkey, mappings }).expect("room was checked");
+        Ok(NewRegion { handle, lkey: mr.lkey.0, rkey: mr.rkey.0 })
+    }
+
+    /// Registers other memory under the keys of a region, and gives back what it held before.
+    pub fn rereg_mr(
+        &mut self,
+        id: ClientId,
+        handle: Handle,
+        pd: Handle,
+        iova: u64,
+        access: Access,
+        resolved: Resolved,
+    ) -> Answer<(NewRegion, impl Send + use<>)> {
+        let client = self.client(id).ok_or_else(gone)?;
+        let &pd = client.pds.get(pd).ok_or_else(|| unknown("protection domain", pd))?;
+        let lkey = client.regions.get(handle).ok_or_else(|| unknown("memory region", handle))?.lkey;
+        let process = client.process;
+        let (runs, mappings) = self.enter(process, resolved);
+        if let Err(error) = self.rnic.rereg_mr(lkey, pd, MrInit { iova, access, runs }) {
+            self.forget(&mappings);
+            return Err(refused(&error));
+        }
+        let client = self.client(id).expect("found above");
+        let region = client.regions.get_mut(handle).expect("found above");
+        let before = std::mem::replace(&mut region.mappings, mappings);
+        self.forget(&before);
+        Ok((NewRegion { handle, lkey: lkey.0, rkey: lkey.0 }, before))
+    }
+
+    /// Makes resolved memory known to the core: its segments, and the mappings among them.
+    fn enter(&mut self, process: MemId, resolved: Resolved) -> (Vec<Segment>, Vec<(MemId, Arc<SharedMapping>)>) {
         let mut mappings = Vec::new();
         let mut runs = Vec::with_capacity(resolved.pieces.len());
         for Piece { addr, len, place } in resolved.pieces {
@@ -137,16 +178,7 @@ impl Datapath {
             };
             runs.push(Segment { owner: Owner::Host(owner), addr, len });
         }
-        let mr = match self.rnic.reg_mr(pd, MrInit { iova, access, runs }) {
-            Ok(mr) => mr,
-            Err(error) => {
-                self.forget(&mappings);
-                return Err(refused(&error));
-            }
-        };
-        let client = self.client(id).expect("found above");
-        let handle = client.regions.insert(Region { lkey: mr.lkey, mappings }).expect("room was checked");
-        Ok(NewRegion { handle, lkey: mr.lkey.0, rkey: mr.rkey.0 })
+        (runs, mappings)
     }
 
     fn forget(&mut self, mappings: &[(MemId, Arc<SharedMapping>)]) {

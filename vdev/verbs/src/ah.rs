@@ -151,7 +151,7 @@ unsafe fn attributes_from(context: &Context, port: u8, wc: *const ibv_wc, grh: *
 verbs! {
     /// Makes an address handle; `EINVAL` for one without a GRH, or to an address that cannot be reached from the GID it names.
     fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah,
-        if own_object(pd) => { pointer(create(pd, &*attr)) } else null(libc::ENOSYS);
+        if own_object(pd) => { pointer(create(pd, &*attr)) } else null(libc::EINVAL);
 
     /// Attributes of an address handle that leads back to the sender of a datagram.
     fn ibv_init_ah_from_wc(context: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh: *mut c_void,
@@ -164,18 +164,18 @@ verbs! {
                 }
                 Err(error) => minus_one(error.0),
             }
-        } else minus_one(libc::ENOSYS);
+        } else minus_one(libc::EINVAL);
 
     /// An address handle that leads back to the sender of a datagram.
     fn ibv_create_ah_from_wc(pd: *mut ibv_pd, wc: *mut ibv_wc, grh: *mut c_void, port: u8) -> *mut ibv_ah,
         if own_object(pd) => {
             let attr = attributes_from(Context::of((*pd).context), port, wc, grh);
             pointer(attr.and_then(|attr| create(pd, &attr)))
-        } else null(libc::ENOSYS);
+        } else null(libc::EINVAL);
 
     /// Ends an address handle; requests that were posted with it have their own copy.
     fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int,
-        if own_object(ah) => { code(destroy(ah)) } else libc::ENOSYS;
+        if own_object(ah) => { code(destroy(ah)) } else libc::EINVAL;
 }
 
 #[cfg(test)]

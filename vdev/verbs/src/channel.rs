@@ -119,11 +119,11 @@ unsafe fn next_event(channel: *mut ibv_comp_channel) -> Result<(*mut ibv_cq, *mu
 verbs! {
     /// Makes a channel.
     fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel,
-        if own_context(context) => { pointer(create(Context::of(context))) } else null(libc::ENOSYS);
+        if own_context(context) => { pointer(create(Context::of(context))) } else null(libc::EINVAL);
 
     /// Ends a channel; `EBUSY` while completion queues report to it.
     fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int,
-        if own_object(channel) => { code(destroy(channel)) } else libc::ENOSYS;
+        if own_object(channel) => { code(destroy(channel)) } else libc::EINVAL;
 
     /// Waits for an event (or does not, where the descriptor is non-blocking): the queue and the program's value for it.
     fn ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void) -> c_int,
@@ -136,7 +136,7 @@ verbs! {
                 }
                 Err(error) => minus_one(error.0),
             }
-        } else minus_one(libc::ENOSYS);
+        } else minus_one(libc::EINVAL);
 
     /// Acknowledges events, so that the queue may be destroyed.
     fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) -> (),

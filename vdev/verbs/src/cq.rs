@@ -10,7 +10,6 @@ use crate::cq_ex::{self, Current};
 use crate::foreign::{code, null, own_context, own_object, pointer, verbs};
 use crate::held::Held;
 use core::ffi::{c_int, c_void};
-use core::ptr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
@@ -230,13 +229,13 @@ verbs! {
                 return null(libc::EINVAL);
             }
             pointer(create(Context::of(context), cqe, cq_context, channel, comp_vector))
-        } else ptr::null_mut();
+        } else null(libc::EINVAL);
 
     /// Changes the depth; `EINVAL` outside 1 to `max_cqe`, and for less than the completions that wait.
     fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int,
-        if own_object(cq) => { code(resize(cq, cqe)) } else libc::ENOSYS;
+        if own_object(cq) => { code(resize(cq, cqe)) } else libc::EINVAL;
 
     /// Ends a completion queue, after waiting until its events were acknowledged; `EBUSY` while queue pairs report to it.
     fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int,
-        if own_object(cq) => { code(destroy(cq)) } else libc::ENOSYS;
+        if own_object(cq) => { code(destroy(cq)) } else libc::EINVAL;
 }

@@ -10,7 +10,7 @@ use crate::clock::{monotonic_ns, realtime_ns};
 use crate::connection::{Errno, GONE};
 use crate::context::{Context, lock};
 use crate::cq::{self, Cq};
-use crate::foreign::{own_object, pointer};
+use crate::foreign::{null, own_object, pointer};
 use crate::poll::{found_nothing, take_one};
 use core::ffi::{c_int, c_uint};
 use core::ptr;
@@ -78,6 +78,9 @@ unsafe fn create(context: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Resul
 /// # Safety
 /// The context is live and ours, and the attributes valid.
 pub unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
+    if attr.is_null() {
+        return null(libc::EINVAL);
+    }
     // SAFETY: per contract.
     pointer(unsafe { create(context, &*attr) })
 }

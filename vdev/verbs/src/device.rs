@@ -225,7 +225,7 @@ verbs! {
                     null(error.errno.0)
                 }
             }
-        } else null(libc::ENOSYS);
+        } else null(libc::EINVAL);
 
     /// Closes a device. The daemon ends what the program has not destroyed.
     fn ibv_close_device(context: *mut ibv_context) -> c_int,
@@ -238,7 +238,7 @@ verbs! {
             }
             Context::close(context);
             0
-        } else minus_one(libc::ENOSYS);
+        } else minus_one(libc::EINVAL);
 }
 
 /// Imports a device of another process or of this one: never one of ours. A descriptor that is no device is not handed on to the

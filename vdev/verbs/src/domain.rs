@@ -48,6 +48,11 @@ impl Pd {
         unsafe { &*pd.cast::<Pd>() }
     }
 
+    /// The daemon's number for the protection domain.
+    pub fn handle(&self) -> u32 {
+        self.ibv.handle
+    }
+
     fn give(context: &Context, handle: u32, stands_for: Option<Parts>) -> *mut ibv_pd {
         context.users.fetch_add(1, Ordering::AcqRel);
         let ibv = ibv_pd { context: context.as_ibv(), handle };
@@ -117,6 +122,9 @@ unsafe fn join(context: *mut ibv_context, attr: &ibv_parent_domain_init_attr) ->
 /// # Safety
 /// The context is live and ours, and the attributes valid.
 pub unsafe extern "C" fn alloc_parent_domain(context: *mut ibv_context, attr: *mut ibv_parent_domain_init_attr) -> *mut ibv_pd {
+    if attr.is_null() {
+        return null(libc::EINVAL);
+    }
     // SAFETY: per contract.
     pointer(unsafe { join(context, &*attr) })
 }
@@ -126,6 +134,9 @@ pub unsafe extern "C" fn alloc_parent_domain(context: *mut ibv_context, attr: *m
 /// # Safety
 /// The context is live and ours, and the attributes valid.
 pub unsafe extern "C" fn alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td {
+    if attr.is_null() {
+        return null(libc::EINVAL);
+    }
     // SAFETY: per contract.
     let (ours, comp_mask) = unsafe { (Context::of(context), (*attr).comp_mask) };
     let allowed = ours.check().and(if comp_mask == 0 { Ok(()) } else { Err(Errno(libc::EINVAL)) });
@@ -154,9 +165,9 @@ pub unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
 verbs! {
     /// Makes a protection domain.
     fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd,
-        if own_context(context) => { pointer(alloc_pd(Context::of(context))) } else null(libc::ENOSYS);
+        if own_context(context) => { pointer(alloc_pd(Context::of(context))) } else null(libc::EINVAL);
 
     /// Ends a protection domain or a parent domain; `EBUSY` while it is in use.
     fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int,
-        if own_object(pd) => { code(dealloc_pd(pd)) } else libc::ENOSYS;
+        if own_object(pd) => { code(dealloc_pd(pd)) } else libc::EINVAL;
 }

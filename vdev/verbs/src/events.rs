@@ -118,7 +118,7 @@ verbs! {
                 }
                 Err(error) => minus_one(error.0),
             }
-        } else minus_one(libc::ENOSYS);
+        } else minus_one(libc::EINVAL);
 
     /// Acknowledges an event, so that its object may be destroyed.
     fn ibv_ack_async_event(event: *mut ibv_async_event) -> (),

@@ -90,14 +90,15 @@ fn find(name: &CStr) -> *mut c_void {
     }
 }
 
-/// Defines exported verbs: the block serves our objects, which the condition recognises; others go to the real function of the
-/// same name, and where there is none, to the expression after `else`.
+/// Defines exported verbs, whose first argument is an object: the block serves our objects, which the condition recognises; others go
+/// to the real function of the same name. For no object, and where there is no real function, the answer is the expression after
+/// `else`: a wrong argument.
 macro_rules! verbs {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty, if $own:expr => $body:block else $missing:expr;)*) => {
+    ($($(#[$doc:meta])* fn $name:ident($object:ident: $object_type:ty $(, $arg:ident: $type:ty)*) -> $result:ty, if $own:expr => $body:block else $missing:expr;)*) => {
         $(
             $(#[$doc])*
             #[cfg_attr(not(versioned), unsafe(no_mangle))]
-            pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
+            pub unsafe extern "C" fn $name($object: $object_type $(, $arg: $type)*) -> $result {
                 // SAFETY: the C interface demands that the caller pass live objects and valid pointers; the real function has
                 // the same signature.
                 unsafe {
@@ -109,10 +110,10 @@ macro_rules! verbs {
                             Ok(name) => name,
                             Err(_) => panic!("a name without a zero byte"),
                         });
-                    match REAL.get() {
+                    match REAL.get().filter(|_| !$object.is_null()) {
                         Some(real) => {
-                            let real: unsafe extern "C" fn($($type),*) -> $result = core::mem::transmute(real);
-                            real($($arg),*)
+                            let real: unsafe extern "C" fn($object_type $(, $type)*) -> $result = core::mem::transmute(real);
+                            real($object $(, $arg)*)
                         }
                         None => $missing,
                     }

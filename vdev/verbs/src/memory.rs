@@ -3,15 +3,14 @@
 //! Owns the table of regions that staging consults. Never touches registered memory itself, and never locks it: where the pages
 //! are is the daemon's business.
 
-use crate::abi::codes::access;
+use crate::abi::codes::{access, rereg};
 use crate::abi::object::{ibv_mr, ibv_pd};
 use crate::abi::work::ibv_sge;
 use crate::connection::{Errno, unexpected};
 use crate::context::Context;
 use crate::domain::Pd;
-use crate::foreign::{code, own_object, pointer, verbs};
+use crate::foreign::{code, null, own_object, pointer, set_errno, verbs};
 use core::ffi::{c_int, c_uint, c_void};
-use core::ptr;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::AsRawFd;
@@ -22,6 +21,9 @@ use vdev_abi::control::{Reply, Request};
 /// Regions of which the daemon has no mapping, by lkey.
 #[derive(Default)]
 pub struct Regions(RwLock<HashMap<u32, Region, BuildHasherDefault<KeyHasher>>>);
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 
 /// First bytes of the buffers of a request; as many as a device of ours takes at most.
 pub type Sources = [*const u8; 16];
@@ -95,32 +97,177 @@ fn check_access(flags: u32) -> Result<u32, Errno> {
     Ok(flags)
 }
 
-/// # Safety
-/// The domain is live and ours.
-unsafe fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, flags: u32) -> Result<*mut ibv_mr, Errno> {
-    // SAFETY: per contract.
-    let (context, pd_handle) = unsafe { (Context::of((*pd).context), (*pd).handle) };
+/// A memory region.
+#[repr(C)]
+struct Mr {
+    ibv: ibv_mr,
+    /// What is registered.
+    range: Range,
+    /// Our mapping of a descriptor that the program registered, at the pages around the range.
+    mapped: Option<MappedFd>,
+}
+
+/// What a registration names.
+#[derive(Clone, Copy)]
+struct Range {
+    addr: u64,
+    length: u64,
+    iova: u64,
+    /// Access flags as the program gave them.
+    flags: u32,
+}
+
+/// Pages of a descriptor, mapped into this process for as long as they are registered.
+struct MappedFd {
+    addr: *mut c_void,
+    length: usize,
+}
+
+impl Drop for MappedFd {
+    fn drop(&mut self) {
+        // SAFETY: the pages were mapped by `map_fd`, and nobody was told of them but the daemon, which has let go.
+        unsafe { libc::munmap(self.addr, self.length) };
+    }
+}
+
+/// Asks the daemon for a registration, in the place of an earlier one if its handle is given: its handle, lkey and rkey.
+fn register(context: &Context, earlier: Option<u32>, pd: u32, range: Range) -> Result<(u32, u32, u32), Errno> {
+    let Range { addr, length, iova, flags } = range;
     let flags = check_access(flags)?;
     let iova = if flags & access::ZERO_BASED != 0 { 0 } else { iova };
-    let start = addr as u64;
-    let len = length as u64;
-    if start.checked_add(len).is_none() || iova.checked_add(len).is_none() {
+    if addr.checked_add(length).is_none() || iova.checked_add(length).is_none() {
         return Err(Errno(libc::EINVAL));
     }
-    let shared = crate::shared_ranges::find(start, len);
-    let fds: Vec<_> = shared.iter().map(|(_, fd)| fd.as_raw_fd()).collect();
-    let ranges = shared.iter().map(|(range, _)| *range).collect();
+    let found = crate::shared_ranges::find(addr, length);
+    let fds: Vec<_> = found.iter().map(|(_, fd)| fd.as_raw_fd()).collect();
+    let shared = found.iter().map(|(range, _)| *range).collect();
     let access = flags & !access::ZERO_BASED;
-    let request = Request::RegMr { pd: pd_handle, addr: start, length: len, iova, access, shared: ranges };
+    let request = match earlier {
+        None => Request::RegMr { pd, addr, length, iova, access, shared },
+        Some(mr) => Request::ReregMr { mr, pd, addr, length, iova, access, shared },
+    };
     let (reply, _) = context.call(&request, &fds)?;
-    let Reply::Region { mr: handle, lkey, rkey, mapped } = reply else { return Err(unexpected(&request, &reply)) };
-    if !mapped {
-        context.regions.insert(lkey, Region { pd: pd_handle, addr: start, len, iova });
+    let Reply::Region { mr, lkey, rkey, mapped } = reply else { return Err(unexpected(&request, &reply)) };
+    if mapped {
+        context.regions.remove(lkey);
+    } else {
+        context.regions.insert(lkey, Region { pd, addr, len: length, iova });
     }
+    Ok((mr, lkey, rkey))
+}
+
+/// # Safety
+/// The domain is live and ours.
+unsafe fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, range: Range, mapped: Option<MappedFd>) -> Result<*mut ibv_mr, Errno> {
+    // SAFETY: per contract.
+    let (context, pd_handle) = unsafe { (Context::of((*pd).context), (*pd).handle) };
+    let (handle, lkey, rkey) = register(context, None, pd_handle, range)?;
     context.users.fetch_add(1, Ordering::AcqRel);
     // SAFETY: per contract.
     unsafe { Pd::of(pd) }.users.fetch_add(1, Ordering::AcqRel);
-    Ok(Box::into_raw(Box::new(ibv_mr { context: context.as_ibv(), pd, addr, length, handle, lkey, rkey })))
+    let length = usize::try_from(range.length).unwrap_or(usize::MAX);
+    let ibv = ibv_mr { context: context.as_ibv(), pd, addr, length, handle, lkey, rkey };
+    Ok(Box::into_raw(Box::new(Mr { ibv, range, mapped })).cast())
+}
+
+/// Registers memory of this process.
+///
+/// # Safety
+/// The domain is live and ours.
+unsafe fn reg_own(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, flags: u32) -> Result<*mut ibv_mr, Errno> {
+    // SAFETY: per contract.
+    unsafe { reg_mr(pd, addr, Range { addr: addr as u64, length: length as u64, iova, flags }, None) }
+}
+
+/// Maps the pages of a descriptor around a range.
+fn map_fd(fd: c_int, offset: u64, length: usize, writable: bool) -> Result<(MappedFd, *mut c_void), Errno> {
+    let inset = offset % PAGE;
+    let start = libc::off_t::try_from(offset - inset).map_err(|_| Errno(libc::EINVAL))?;
+    let whole = usize::try_from(inset).ok().and_then(|inset| inset.checked_add(length)).ok_or(Errno(libc::EINVAL))?;
+    let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+    // SAFETY: new pages, at a place of the kernel's choice.
+    let addr = unsafe { libc::mmap(core::ptr::null_mut(), whole, protection, libc::MAP_SHARED, fd, start) };
+    if addr == libc::MAP_FAILED {
+        // Memory of a device that the processor cannot reach: as if there were no such registrations.
+        return Err(Errno(match std::io::Error::last_os_error().raw_os_error() {
+            Some(errno @ (libc::EBADF | libc::ENOMEM)) => errno,
+            _ => libc::EOPNOTSUPP,
+        }));
+    }
+    Ok((MappedFd { addr, length: whole }, addr.wrapping_byte_add(usize::try_from(inset).unwrap_or(0))))
+}
+
+/// Registers a part of a descriptor, if it can be mapped. Without a descriptor it is the question whether there are such
+/// registrations for GPUs' memory, which mostly cannot be mapped: so the answer is no.
+///
+/// # Safety
+/// The domain is live and ours.
+unsafe fn reg_fd(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, flags: u32) -> Result<*mut ibv_mr, Errno> {
+    if fd < 0 {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    let known = check_access(flags)?;
+    if length == 0 || known & access::ZERO_BASED != 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    let (mapped, addr) = map_fd(fd, offset, length, known & access::LOCAL_WRITE != 0)?;
+    let range = Range { addr: addr as u64, length: length as u64, iova, flags };
+    // SAFETY: per contract. The address that a program sees is the offset, as with other devices.
+    unsafe { reg_mr(pd, offset as *mut c_void, range, Some(mapped)) }.map_err(|error| match error {
+        Errno(libc::EFAULT) => Errno(libc::EOPNOTSUPP),
+        other => other,
+    })
+}
+
+/// Changes what a registration names; the keys stay.
+///
+/// # Safety
+/// The region is live and ours, and the domain too if it is to change.
+unsafe fn rereg_mr(
+    mr: *mut ibv_mr,
+    flags: u32,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: u32,
+) -> Result<(), Errno> {
+    const INVALID: Errno = Errno(libc::EINVAL);
+    // SAFETY: per contract.
+    let ours = unsafe { &mut *mr.cast::<Mr>() };
+    // SAFETY: per contract.
+    let context = unsafe { Context::of(ours.ibv.context) };
+    if flags == 0 || flags & !rereg::KNOWN != 0 {
+        return Err(INVALID);
+    }
+    let mut range = ours.range;
+    let mut new_pd = ours.ibv.pd;
+    if flags & rereg::CHANGE_TRANSLATION != 0 {
+        if addr.is_null() || length == 0 || ours.mapped.is_some() {
+            return Err(INVALID);
+        }
+        range = Range { addr: addr as u64, length: length as u64, iova: addr as u64, ..range };
+    }
+    if flags & rereg::CHANGE_PD != 0 {
+        // SAFETY: per contract.
+        if !unsafe { own_object(pd) && (*pd).context == ours.ibv.context } {
+            return Err(INVALID);
+        }
+        new_pd = pd;
+    }
+    if flags & rereg::CHANGE_ACCESS != 0 {
+        range.flags = access;
+    }
+    // SAFETY: domains that are named by a region are live.
+    let (before, after) = unsafe { (Pd::of(ours.ibv.pd), Pd::of(new_pd)) };
+    register(context, Some(ours.ibv.handle), after.handle(), range)?;
+    before.users.fetch_sub(1, Ordering::AcqRel);
+    after.users.fetch_add(1, Ordering::AcqRel);
+    ours.range = range;
+    ours.ibv.pd = new_pd;
+    if flags & rereg::CHANGE_TRANSLATION != 0 {
+        (ours.ibv.addr, ours.ibv.length) = (addr, length);
+    }
+    Ok(())
 }
 
 /// # Safety
@@ -142,26 +289,43 @@ unsafe fn dereg_mr(mr: *mut ibv_mr) -> Result<(), Errno> {
     // SAFETY: a domain is not ended while it has users.
     unsafe { Pd::of((*mr).pd) }.users.fetch_sub(1, Ordering::AcqRel);
     // SAFETY: `reg_mr` made it as a box, and the program gives it up.
-    drop(unsafe { Box::from_raw(mr) });
+    drop(unsafe { Box::from_raw(mr.cast::<Mr>()) });
     Ok(())
 }
 
 verbs! {
     /// Registers memory under its own addresses.
     fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, flags: c_int) -> *mut ibv_mr,
-        if own_object(pd) => { pointer(reg_mr(pd, addr, length, addr as u64, flags.cast_unsigned())) } else ptr::null_mut();
+        if own_object(pd) => { pointer(reg_own(pd, addr, length, addr as u64, flags.cast_unsigned())) } else null(libc::EINVAL);
 
     /// Registers memory under addresses of the program's choice.
     fn ibv_reg_mr_iova(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, flags: c_int) -> *mut ibv_mr,
-        if own_object(pd) => { pointer(reg_mr(pd, addr, length, iova, flags.cast_unsigned())) } else ptr::null_mut();
+        if own_object(pd) => { pointer(reg_own(pd, addr, length, iova, flags.cast_unsigned())) } else null(libc::EINVAL);
 
     /// As `ibv_reg_mr_iova`; the C header calls it where flags may be optional ones.
     fn ibv_reg_mr_iova2(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, flags: c_uint) -> *mut ibv_mr,
-        if own_object(pd) => { pointer(reg_mr(pd, addr, length, iova, flags)) } else ptr::null_mut();
+        if own_object(pd) => { pointer(reg_own(pd, addr, length, iova, flags)) } else null(libc::EINVAL);
+
+    /// Registers a part of what a descriptor stands for; `EOPNOTSUPP` where it cannot be mapped.
+    fn ibv_reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, flags: c_int) -> *mut ibv_mr,
+        if own_object(pd) => { pointer(reg_fd(pd, offset, length, iova, fd, flags.cast_unsigned())) } else null(libc::EINVAL);
+
+    /// Changes the memory, the rights or the domain of a registration, and answers 0 or `enum ibv_rereg_mr_err_code`.
+    fn ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize,
+        access: c_int) -> c_int,
+        if own_object(mr) => {
+            match rereg_mr(mr, flags.cast_unsigned(), pd, addr, length, access.cast_unsigned()) {
+                Ok(()) => 0,
+                Err(error) => {
+                    set_errno(error.0);
+                    if error.0 == libc::EINVAL { rereg::BAD_INPUT } else { rereg::FAILED }
+                }
+            }
+        } else { set_errno(libc::EINVAL); rereg::BAD_INPUT };
 
     /// Ends a registration.
     fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int,
-        if own_object(mr) => { code(dereg_mr(mr)) } else libc::ENOSYS;
+        if own_object(mr) => { code(dereg_mr(mr)) } else libc::EINVAL;
 }
 
 #[cfg(test)]

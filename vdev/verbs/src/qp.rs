@@ -11,7 +11,7 @@ use crate::connection::{Errno, unexpected};
 use crate::context::{Context, Object, lock};
 use crate::cq::Cq;
 use crate::domain::Pd;
-use crate::foreign::{code, own_object, pointer, verbs};
+use crate::foreign::{code, null, own_object, pointer, verbs};
 use crate::held::Held;
 use crate::qp_ex::{self, Batch};
 use crate::staging::Slots;
@@ -373,22 +373,29 @@ unsafe fn query(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, init: *mut ibv_qp_init_
 verbs! {
     /// Makes a queue pair; the sizes granted come back in the attributes.
     fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp,
-        if own_object(pd) => { pointer(create(pd, attr, false)) } else ptr::null_mut();
+        if own_object(pd) => {
+            if attr.is_null() { null(libc::EINVAL) } else { pointer(create(pd, attr, false)) }
+        } else null(libc::EINVAL);
 
     /// Changes attributes and state.
     fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int,
-        if own_object(qp) => { code(modify(qp, attr, mask)) } else libc::ENOSYS;
+        if own_object(qp) => {
+            if attr.is_null() { code(Err(Errno(libc::EINVAL))) } else { code(modify(qp, attr, mask)) }
+        } else libc::EINVAL;
 
     /// Reads all attributes, whatever the mask says.
     fn ibv_query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) -> c_int,
         if own_object(qp) => {
             let _ = mask;
+            if attr.is_null() || init.is_null() {
+                return code(Err(Errno(libc::EINVAL)));
+            }
             code(query(qp, attr, init))
-        } else libc::ENOSYS;
+        } else libc::EINVAL;
 
     /// Ends a queue pair, after waiting until its events were acknowledged; completions not yet polled vanish.
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int,
-        if own_object(qp) => { code(destroy(qp)) } else libc::ENOSYS;
+        if own_object(qp) => { code(destroy(qp)) } else libc::EINVAL;
 
     /// No promise is made of the order in which bytes arrive.
     fn ibv_query_qp_data_in_order(qp: *mut ibv_qp, op: c_int, flags: u32) -> c_int,

@@ -11,7 +11,7 @@ use crate::abi::object::ibv_qp;
 use crate::abi::work::{ibv_send_wr, ibv_sge};
 use crate::connection::Errno;
 use crate::context::Context;
-use crate::foreign::{code, own_object, pointer, verbs};
+use crate::foreign::{code, null, own_object, pointer, verbs};
 use crate::post::post_together;
 use crate::qp::{self, Qp};
 use core::ffi::{c_int, c_void};
@@ -148,6 +148,9 @@ unsafe fn create(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> R
 /// # Safety
 /// The context is live and ours, and the attributes valid.
 pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    if attr.is_null() {
+        return null(libc::EINVAL);
+    }
     // SAFETY: per contract.
     pointer(unsafe { create(context, attr) })
 }
@@ -339,7 +342,7 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, p
 verbs! {
     /// The extended posting interface, of a queue pair that was made with one.
     fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex,
-        if own_object(qp) => { if Qp::of(qp).is_extended() { qp.cast() } else { ptr::null_mut() } } else ptr::null_mut();
+        if own_object(qp) => { if Qp::of(qp).is_extended() { qp.cast() } else { ptr::null_mut() } } else null(libc::EINVAL);
 }
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ unsafe fn write_cut<T>(value: &T, to: *mut c_void, room: usize) {
 /// # Safety
 /// `room` bytes at `attr` are writable.
 unsafe fn write_port(context: &Context, port: u32, attr: *mut ibv_port_attr, room: usize) -> Result<(), Errno> {
-    if port != PORT {
+    if port != PORT || attr.is_null() {
         return Err(Errno(libc::EINVAL));
     }
     let value = port_attr(context)?;
@@ -146,7 +146,7 @@ pub unsafe extern "C" fn query_device_ex(
 ) -> c_int {
     // SAFETY: the input begins with its 32-bit mask, of which no bit is known.
     let unknown = unsafe { !input.is_null() && *input.cast::<u32>() != 0 };
-    if unknown || room < size_of::<ibv_device_attr>() {
+    if unknown || attr.is_null() || room < size_of::<ibv_device_attr>() {
         return code(Err(Errno(libc::EINVAL)));
     }
     // SAFETY: per contract.
@@ -189,14 +189,17 @@ verbs! {
     fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int,
         if own_context(context) => {
             let context = Context::of(context);
+            if attr.is_null() {
+                return code(Err(Errno(libc::EINVAL)));
+            }
             code(context.check().map(|()| attr.write(device_attr(context))))
-        } else libc::ENOSYS;
+        } else libc::EINVAL;
 
     /// The port, in the layout that programs of any age have room for.
     fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int,
         if own_context(context) => {
             code(write_port(Context::of(context), u32::from(port), attr, PORT_ATTR_COMPAT))
-        } else libc::ENOSYS;
+        } else libc::EINVAL;
 
     /// Speed of the port in units of 100 Mb/s.
     fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> c_int,
@@ -205,20 +208,21 @@ verbs! {
                 return code(Err(Errno(libc::EINVAL)));
             }
             code(Context::of(context).check().map(|()| speed.write(PORT_SPEED)))
-        } else libc::ENOSYS;
+        } else libc::EINVAL;
 
     /// One entry of the GID table.
     fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, to: *mut [u64; 2]) -> c_int,
         if own_context(context) => {
             let index = u32::try_from(index).map_err(|_| Errno(libc::EINVAL));
             match index.and_then(|index| gid(Context::of(context), u32::from(port), index)) {
+                Ok(_) if to.is_null() => minus_one(libc::EINVAL),
                 Ok(gid) => {
                     to.write(gid);
                     0
                 }
                 Err(error) => minus_one(error.0),
             }
-        } else minus_one(libc::ENOSYS);
+        } else minus_one(libc::EINVAL);
 
     /// One entry of the GID table, with its kind.
     fn _ibv_query_gid_ex(context: *mut ibv_context, port: u32, index: u32, to: *mut ibv_gid_entry, flags: u32,
@@ -229,7 +233,7 @@ verbs! {
             }
             code(gid(Context::of(context), port, index)
                 .map(|gid| write_cut(&gid_entry(gid, index), to.cast(), room)))
-        } else libc::ENOSYS;
+        } else libc::EINVAL;
 
     /// The GID table: the number of entries, or a negative error number.
     fn _ibv_query_gid_table(context: *mut ibv_context, to: *mut ibv_gid_entry, max: usize, flags: u32,
@@ -247,7 +251,7 @@ verbs! {
                 }
             }
             count as isize
-        } else -(libc::ENOSYS as isize);
+        } else -(libc::EINVAL as isize);
 
     /// Kind of a GID, as the real library's private function counts.
     fn ibv_query_gid_type(context: *mut ibv_context, port: u8, index: u32, to: *mut u32) -> c_int,
@@ -259,7 +263,7 @@ verbs! {
                 }
                 Err(error) => minus_one(error.0),
             }
-        } else minus_one(libc::ENOSYS);
+        } else minus_one(libc::EINVAL);
 
     /// The one partition key.
     fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, to: *mut u16) -> c_int,
@@ -269,13 +273,13 @@ verbs! {
             }
             to.write(PKEY.to_be());
             0
-        } else minus_one(libc::ENOSYS);
+        } else minus_one(libc::EINVAL);
 
     /// Where a partition key is in the table.
     fn ibv_get_pkey_index(context: *mut ibv_context, port: u8, pkey: u16) -> c_int,
         if own_context(context) => {
             if u32::from(port) == PORT && pkey == PKEY.to_be() { 0 } else { minus_one(libc::EINVAL) }
-        } else minus_one(libc::ENOSYS);
+        } else minus_one(libc::EINVAL);
 }
 
 #[cfg(test)]

@@ -7,8 +7,6 @@ use crate::foreign::{null, own_context, own_object, set_errno, verbs};
 use core::ffi::{c_int, c_void};
 
 const NO: c_int = libc::EOPNOTSUPP;
-/// `IBV_REREG_MR_ERR_CMD`: the region is as it was.
-const REREG_FAILED: c_int = -4;
 
 fn no() -> c_int {
     set_errno(NO);
@@ -47,7 +45,7 @@ macro_rules! refuse_code {
             $(
                 /// Not available for our objects.
                 fn $name($object: *mut c_void $(, $arg: $type)*) -> c_int,
-                    if $own($object.cast_const().cast()) => { $(let _ = $arg;)* no() } else libc::ENOSYS;
+                    if $own($object.cast_const().cast()) => { $(let _ = $arg;)* no() } else libc::EINVAL;
             )*
         }
     };
@@ -60,7 +58,7 @@ macro_rules! refuse_pointer {
             $(
                 /// Not available for our objects.
                 fn $name($object: *mut c_void $(, $arg: $type)*) -> *mut c_void,
-                    if $own($object.cast_const().cast()) => { $(let _ = $arg;)* null(NO) } else null(libc::ENOSYS);
+                    if $own($object.cast_const().cast()) => { $(let _ = $arg;)* null(NO) } else null(libc::EINVAL);
             )*
         }
     };
@@ -79,7 +77,6 @@ refuse_code! {
     ibv_resolve_eth_l2_from_gid(context: own_context, attr: *mut c_void, mac: *mut u8, vlan: *mut u16);
     ibv_attach_mcast(qp: own, gid: *const c_void, lid: u16);
     ibv_detach_mcast(qp: own, gid: *const c_void, lid: u16);
-    ibv_query_ece(qp: own, ece: *mut c_void);
     ibv_set_ece(qp: own, ece: *mut c_void);
     ibv_dealloc_dmah(dmah: own);
     ibv_dm_export_dmabuf_fd(dm: own);
@@ -97,7 +94,6 @@ refuse_code! {
 
 refuse_pointer! {
     ibv_create_srq(pd: own, attr: *mut c_void);
-    ibv_reg_dmabuf_mr(pd: own, offset: u64, length: usize, iova: u64, fd: c_int, access: c_int);
     ibv_reg_mr_ex(pd: own, attr: *mut c_void);
     ibv_import_pd(context: own_context, handle: u32);
     ibv_import_mr(pd: own, handle: u32);
@@ -109,14 +105,14 @@ refuse_pointer! {
 }
 
 verbs! {
-    /// A region cannot be changed; it stays as it was.
-    fn ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize,
-        access: c_int) -> c_int,
-        if own_object(mr) => {
-            let _ = (flags, pd, addr, length, access);
-            set_errno(NO);
-            REREG_FAILED
-        } else { set_errno(libc::ENOSYS); REREG_FAILED };
+    /// There are no enhanced connection options, which an empty answer says too.
+    fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut [u32; 3]) -> c_int,
+        if own_object(qp) => {
+            if !ece.is_null() {
+                ece.write([0; 3]);
+            }
+            no()
+        } else libc::EINVAL;
 
     /// Our objects are never imported, so there is nothing to let go of.
     fn ibv_unimport_pd(pd: *mut ibv_pd) -> (), if own_object(pd) => { } else ();

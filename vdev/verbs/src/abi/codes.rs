@@ -53,6 +53,16 @@ pub mod access {
     pub const OPTIONAL: u32 = 0x3FF0_0000;
 }
 
+/// `enum ibv_rereg_mr_flags` and `enum ibv_rereg_mr_err_code`; after both errors the region is as it was.
+pub mod rereg {
+    pub const CHANGE_TRANSLATION: u32 = 1;
+    pub const CHANGE_PD: u32 = 2;
+    pub const CHANGE_ACCESS: u32 = 4;
+    pub const KNOWN: u32 = 7;
+    pub const BAD_INPUT: i32 = -1;
+    pub const FAILED: i32 = -4;
+}
+
 /// `enum ibv_event_type`.
 pub mod event {
     pub const CQ_ERR: u32 = 0;
