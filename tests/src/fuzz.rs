@@ -10,7 +10,8 @@ use roce::wire::mad::MAD_LEN;
 use roce::wire::{Headers, icrc};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::Ordering;
-use vdev::pci::erdma::{command, entry};
+use vdev::pci::erdma::command;
+use vdev::pci::erdma::entry::{self, Transport};
 use vdev::pci::message::{self, HEADER, MAX_TRANSFER, Request};
 use vdev_abi::control::{QpCaps, decode_answer, decode_request, encode_answer, encode_request};
 use vdev_abi::layout::{QpLayout, Sge};
@@ -91,16 +92,18 @@ pub fn erdma_command(bytes: &[u8]) {
     let _ = command::parse(module, opcode, &blocks);
     let mut buffers = [rnic::LocalBuffer::Keyed { lkey: roce::Lkey(0), addr: 0, len: 0 }; 16];
     blocks.resize(entry::SEND_BYTES, 0);
-    let mut held = 0..0;
-    let ring = |at: usize, len: usize, _: &mut _| {
-        held = at..at + len;
-        0
-    };
     let bytes = blocks.first_chunk().expect("resized");
-    if let Ok(request) = entry::send_request(bytes, 0, ring, &mut buffers) {
-        assert!(request.buffers.len() <= 6);
+    for transport in [Transport::Rc, Transport::Ud(&|_| Some(rnic::AddressVector::default()))] {
+        let mut held = 0..0;
+        let ring = |at: usize, len: usize, _: &mut _| {
+            held = at..at + len;
+            0
+        };
+        if let Ok(request) = entry::send_request(bytes, 0, transport, ring, &mut buffers) {
+            assert!(request.buffers.len() <= 6);
+        }
+        assert!(held.end <= entry::SEND_BYTES && held.len() <= 96);
     }
-    assert!(held.end <= entry::SEND_BYTES && held.len() <= 96);
 }
 
 /// A control message, either way: decoding never panics, and what was decoded encodes to the same meaning.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use emtt::{MemId, Owner, Segment};
 use pvdma::Region;
-use rnic::{CqId, DeviceId, PdId};
+use rnic::{AddressVector, CqId, DeviceId, PdId};
 use roce::{Lkey, Qpn};
 
 use super::{Datapath, IdMap};
@@ -51,6 +51,9 @@ struct MemoryRegion {
 struct ProtectionDomain {
     id: PdId,
     users: u32,
+    /// Queue pairs of the guest's kernel: with these in it, it has a region of all memory.
+    kernel_qps: u32,
+    all_memory: Option<(Lkey, Adopted)>,
 }
 
 /// A guest.
@@ -58,6 +61,11 @@ pub struct Guest {
     generation: u32,
     device: DeviceId,
     interrupts: Arc<Interrupts>,
+    /// Whether datagrams come over IPv6.
+    ipv6: bool,
+    /// All of its memory, in ascending order.
+    memory: Vec<Arc<Region>>,
+    ahs: IdMap<u32, AddressVector>,
     pds: IdMap<u32, ProtectionDomain>,
     mrs: IdMap<u32, MemoryRegion>,
     cqs: IdMap<u32, CompletionQueue>,
@@ -108,22 +116,31 @@ impl Guests {
     }
 }
 
-impl Datapath {
-    /// Takes a guest that has nothing yet.
-    pub fn attach_guest(&mut self, device: DeviceId, interrupts: Arc<Interrupts>) -> GuestId {
-        let guests = &mut self.guests;
-        guests.generation = guests.generation.wrapping_add(1);
-        let generation = guests.generation;
-        let guest = Guest {
+impl Guest {
+    fn new(generation: u32, device: DeviceId, ipv6: bool, interrupts: Arc<Interrupts>) -> Guest {
+        Guest {
             generation,
             device,
             interrupts,
+            ipv6,
+            memory: Vec::new(),
+            ahs: IdMap::default(),
             pds: IdMap::default(),
             mrs: IdMap::default(),
             cqs: IdMap::default(),
             qps: IdMap::default(),
             eqs: Default::default(),
-        };
+        }
+    }
+}
+
+impl Datapath {
+    /// Takes a guest that has nothing yet.
+    pub fn attach_guest(&mut self, device: DeviceId, ipv6: bool, interrupts: Arc<Interrupts>) -> GuestId {
+        let guests = &mut self.guests;
+        guests.generation = guests.generation.wrapping_add(1);
+        let generation = guests.generation;
+        let guest = Guest::new(generation, device, ipv6, interrupts);
         let index = guests.free.pop().unwrap_or(guests.table.len() as u32);
         if index as usize == guests.table.len() {
             guests.table.push(None);
@@ -135,16 +152,8 @@ impl Datapath {
     /// Ends everything that a guest made; the guest stays.
     pub fn reset_guest(&mut self, id: GuestId) {
         let Some(guest) = self.guests.get_mut(id) else { return };
-        let empty = Guest {
-            generation: guest.generation,
-            device: guest.device,
-            interrupts: guest.interrupts.clone(),
-            pds: IdMap::default(),
-            mrs: IdMap::default(),
-            cqs: IdMap::default(),
-            qps: IdMap::default(),
-            eqs: Default::default(),
-        };
+        let mut empty = Guest::new(guest.generation, guest.device, guest.ipv6, guest.interrupts.clone());
+        empty.memory = std::mem::take(&mut guest.memory);
         let old = std::mem::replace(guest, empty);
         self.take_apart_guest(id.index, old);
     }
@@ -178,6 +187,10 @@ impl Datapath {
             self.release(mr.memory);
         }
         for pd in guest.pds.into_values() {
+            if let Some((lkey, memory)) = pd.all_memory {
+                let _ = self.rnic.dereg_mr(lkey);
+                self.release(memory);
+            }
             let _ = self.rnic.dealloc_pd(pd.id);
         }
         for eq in guest.eqs.into_iter().flatten() {
@@ -220,9 +233,12 @@ impl Datapath {
     }
 
     /// Takes regions of guest memory away from whatever uses them: when this returns nothing accesses them any more.
-    pub fn end_guest_memory(&mut self, regions: &[Arc<Region>]) {
+    pub fn end_guest_memory(&mut self, id: GuestId, regions: &[Arc<Region>]) {
         for region in regions {
             self.memories.end_guest(region);
+        }
+        if let Some(guest) = self.guests.get_mut(id) {
+            guest.memory.retain(|kept| !regions.iter().any(|ended| Arc::ptr_eq(kept, ended)));
         }
     }
 

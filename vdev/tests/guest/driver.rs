@@ -307,6 +307,34 @@ impl Driver {
         qp
     }
 
+    /// A completion queue of the guest's kernel: one piece of memory, the doorbell page that all of the kernel's share.
+    pub fn create_kernel_cq(&mut self, cqn: u32) -> Cq {
+        let (ring, record) = (self.vmm.memory.pages(8), self.vmm.memory.pages(1));
+        let body = Body::new().u32(8, cqn | 13 << 20 | 10 << 24).u64(12, ring).u32(20, 1 | 1 << 16).u64(24, record);
+        self.command(0, 4, body.u32(32, 0)).unwrap();
+        Cq { cqn, ring, depth: 1024, ci: 0, record, page: 121 }
+    }
+
+    /// A queue pair of the guest's kernel, in RTS if it is for datagrams.
+    pub fn create_kernel_qp(&mut self, qpn: u32, pdn: u32, cqn: u32, is_ud: bool) -> Qp {
+        let (body, mut qp) = self.qp(qpn, pdn, cqn);
+        qp.pages = [95, 97];
+        let body = body.u32(16, cqn | 8 << 28).u32(20, cqn | 8 << 28).u32(116, u32::from(is_ud));
+        self.command(0, 1, body).unwrap();
+        if is_ud {
+            self.command(0, 3, Body::new().u32(8, qpn | 1 << 24).u32(16, 0b11).u32(20, 0x8001_0000)).unwrap();
+            self.set_state(qpn, 2).unwrap();
+            self.command(0, 3, Body::new().u32(8, qpn | 3 << 24).u32(16, 0b1001).u32(28, 0)).unwrap();
+        }
+        qp
+    }
+
+    /// CREATE_AH towards `gid` (v4-mapped), from the address at index 1.
+    pub fn create_ah(&mut self, pdn: u32, ahn: u32, gid: [u8; 16]) -> Result<[u64; 2], u8> {
+        let body = Body::new().u32(8, pdn).u32(12, ahn).u32(16, 0).bytes(20, &[0, 64, 0]).bytes(24, &[1, 0xC0, 1, 0]);
+        self.command(0, 15, body.bytes(36, &gid))
+    }
+
     /// MODIFY_QP to a state, with nothing else.
     pub fn set_state(&mut self, qpn: u32, state: u32) -> Result<[u64; 2], u8> {
         self.command(0, 3, Body::new().u32(8, qpn | state << 24).u32(16, 1))
@@ -380,7 +408,7 @@ impl Driver {
         cq.ci += 1;
         let entry = self.vmm.memory.read(at, 32);
         let word = |n: usize| u32::from_be_bytes(entry[4 * n..4 * n + 4].try_into().unwrap());
-        assert_eq!(entry[20..32], [0; 12], "nothing is told that is not meant");
+        assert_eq!(entry[20..28], [0; 8], "nothing is told that is not meant");
         Some(Cqe {
             opcode: (first >> 16) as u8,
             receive: first >> 8 & 0xFF == 1,
@@ -389,6 +417,7 @@ impl Driver {
             qpn: word(2),
             imm: word(3).swap_bytes(),
             len: word(4),
+            sender: word(7),
         })
     }
 
@@ -431,6 +460,14 @@ pub fn send_body(imm: [u8; 4], sges: &[Sge]) -> Vec<u8> {
     let mut body = imm.to_vec();
     body.extend(len.to_le_bytes());
     sges.iter().for_each(|sge| body.extend(sge.bytes()));
+    body
+}
+
+/// The same of a datagram to QP1 behind an address handle.
+pub fn mad_body(ahn: u32, sge: Sge) -> Vec<u8> {
+    let mut body = vec![0xAA; 4];
+    [sge.1, 0x8001_0000, 1, ahn, 0xAAAA_AAAA].iter().for_each(|word| body.extend(word.to_le_bytes()));
+    body.extend(sge.bytes());
     body
 }
 
@@ -512,4 +549,6 @@ pub struct Cqe {
     pub qpn: u32,
     pub imm: u32,
     pub len: u32,
+    /// Datagrams only: family and queue pair of the sender.
+    pub sender: u32,
 }

@@ -1,6 +1,6 @@
 //! Traffic of guests: with each other, with containers, and the interrupts that tell of it. Every byte is compared.
 
-use super::driver::{Body, CE, Cqe, Driver, INLINE, Qp, Region, SE, Sge, send_body, write_body};
+use super::driver::{Body, CE, Cqe, Driver, INLINE, Qp, Region, SE, Sge, mad_body, send_body, write_body};
 use super::place::Place;
 use super::raw::{self, End};
 use super::vmm::{PAGE, add};
@@ -95,7 +95,7 @@ fn writes_of_many_sizes_arrive() {
         let body = write_body([0; 4], (IOVA, b.key), &[a.sge(0, len as u32)]);
         a.send(WRITE, CE, 1, &body);
         let done = a.wait();
-        let expected = Cqe { opcode: WRITE, receive: false, status: 0, index, qpn: 7, imm: 0, len: len as u32 };
+        let expected = Cqe { opcode: WRITE, receive: false, status: 0, index, qpn: 7, imm: 0, len: len as u32, sender: 0 };
         assert_eq!(done, expected);
         // The index is that of the first block: a WRITE with one buffer has two.
         index += 2;
@@ -125,7 +125,7 @@ fn every_operation_does_what_it_says() {
         let done = a.wait();
         assert_eq!((done.opcode, done.index, done.status), (opcode, index, 0), "completion {n}");
     }
-    let receive = |opcode, index, imm, len| Cqe { opcode, receive: true, status: 0, index, qpn: 7, imm, len };
+    let receive = |opcode, index, imm, len| Cqe { opcode, receive: true, status: 0, index, qpn: 7, imm, len, sender: 0 };
     assert_eq!(b.wait(), receive(4, 0, 0, 600));
     assert_eq!(b.wait(), receive(12, 1, 0x0102_0304, 10));
     // The key that was invalidated comes big-endian, hence swapped here.
@@ -401,4 +401,90 @@ fn memory_is_pinned_when_it_is_registered() {
     let at = driver.vmm.memory.pages(1);
     driver.command(1, 4, Body::new().u64(16, at).u32(24, 256)).unwrap();
     assert_eq!(driver.vmm.memory.read(at, 2), 0x5566u16.to_le_bytes());
+}
+
+/// The key by which a guest's kernel, and nobody else, reaches all of its memory.
+const LOCAL_DMA_LKEY: u32 = 0xFFFF_FF00;
+
+/// What the guests' connection managers say to each other: datagrams of QP1, whose buffers are given by guest-physical address.
+#[test]
+fn management_datagrams_travel_between_guests() {
+    let place = Place::new();
+    let mut guests = ["203.0.113.1", "203.0.113.2"].map(|ip| {
+        let mut driver = Driver::start(&add(&place, &format!("vm{}", ip.len() + ip.as_bytes()[10] as usize), ip), 16 * MIB);
+        driver.set_gid(1, gid(ip));
+        let cq = driver.create_kernel_cq(9);
+        let qp = driver.create_kernel_qp(1, 0, 9, true);
+        (driver, cq, qp)
+    });
+    let [(a, a_cq, a_qp), (b, b_cq, b_qp)] = &mut guests;
+    assert!(a.create_ah(0, 3, [0; 16]).is_err(), "to nowhere");
+    a.create_ah(0, 3, gid("203.0.113.2")).unwrap();
+    for round in 0..100u8 {
+        let (from, to) = (a.vmm.memory.pages(1) + 0x123, b.vmm.memory.pages(1) + 0x77);
+        b.post_recv(b_qp, Sge(to, 40 + 256, LOCAL_DMA_LKEY));
+        let mad = pattern(256, round.into());
+        a.vmm.memory.write(from, &mad);
+        a.post_send(a_qp, SEND, CE, 1, &mad_body(3, Sge(from, 256, LOCAL_DMA_LKEY)));
+        assert_eq!(a.wait(a_cq).status, 0);
+        let got = b.wait(b_cq);
+        assert_eq!((got.status, got.opcode, got.qpn, got.sender, got.len), (0, 4, 1, 1, 296), "round {round}");
+        let bytes = b.vmm.memory.read(to, 296);
+        // The IPv4 header ends the room for the GRH.
+        assert_eq!((bytes[20], &bytes[32..36], &bytes[36..40]), (0x45, &[203, 0, 113, 1][..], &[203, 0, 113, 2][..]));
+        assert!(bytes[40..] == mad, "round {round}");
+    }
+    // After a reset the kernel counts from 0 again, though its records say otherwise.
+    a.set_state(1, 6).unwrap();
+    a.set_state(1, 0).unwrap();
+    a_qp.sq_pi = 0;
+    a.command(0, 3, Body::new().u32(8, 1 | 1 << 24).u32(16, 0b11).u32(20, 0x8001_0000)).unwrap();
+    a.set_state(1, 2).unwrap();
+    a.command(0, 3, Body::new().u32(8, 1 | 3 << 24).u32(16, 0b1001).u32(28, 0)).unwrap();
+    let (from, to) = (a.vmm.memory.pages(1), b.vmm.memory.pages(1));
+    b.post_recv(b_qp, Sge(to, 296, LOCAL_DMA_LKEY));
+    a.vmm.memory.write(from, &pattern(256, 200));
+    a.post_send(a_qp, SEND, CE, 1, &mad_body(3, Sge(from, 256, LOCAL_DMA_LKEY)));
+    assert_eq!((a.wait(a_cq).status, b.wait(b_cq).status), (0, 0));
+    assert!(b.vmm.memory.read(to + 40, 256) == pattern(256, 200));
+    // A datagram to a handle that was destroyed fails as any bad entry does.
+    a.command(0, 16, Body::new().u32(8, 0).u32(12, 3)).unwrap();
+    assert!(a.command(0, 16, Body::new().u32(8, 0).u32(12, 3)).is_err());
+    a.post_send(a_qp, SEND, CE, 1, &mad_body(3, Sge(from, 256, LOCAL_DMA_LKEY)));
+    assert_eq!(a.wait(a_cq).status, 8);
+}
+
+/// Trap: the kernel's key is refused to processes, and goes with the kernel's last queue pair in a protection domain.
+#[test]
+fn only_the_kernel_reaches_all_memory() {
+    let place = Place::new();
+    let (mut a, b) = pair(&place, 64 << 10);
+    let page = a.driver.vmm.memory.pages(1);
+    a.driver.vmm.memory.write(page, b"kernel");
+    let body = write_body([0; 4], (IOVA, b.key), &[Sge(page, 6, LOCAL_DMA_LKEY)]);
+    a.send(WRITE, CE, 1, &body);
+    // Local access error.
+    assert_eq!(a.wait().status, 12);
+    // A kernel queue pair in the very same domain opens it, and its end closes it.
+    let mut cq = a.driver.create_kernel_cq(9);
+    let mut qp = a.driver.create_kernel_qp(8, 5, 9, false);
+    a.driver.connect(8, 8, gid("203.0.113.1"));
+    a.driver.post_send(&mut qp, WRITE, CE, 1, &write_body([0; 4], (IOVA, a.key), &[Sge(page, 6, LOCAL_DMA_LKEY)]));
+    assert_eq!((a.driver.wait(&mut cq).status, a.bytes(0, 6)), (0, b"kernel".to_vec()));
+    a.driver.set_state(8, 6).unwrap();
+    a.driver.command(0, 2, Body::new().u32(8, 8)).unwrap();
+    let mut user = a.driver.create_qp(10, 5, 1);
+    a.driver.connect(10, 10, gid("203.0.113.1"));
+    a.driver.post_send(&mut user, WRITE, CE, 1, &write_body([0; 4], (IOVA, a.key), &[Sge(page, 6, LOCAL_DMA_LKEY)]));
+    assert_eq!(a.wait().status, 12);
+    // A region of all memory that the guest's kernel registers under a key of its own, type 2.
+    let all = Body::new().u32(8, 77 | 1 << 31).u32(12, super::driver::ALL_RIGHTS | 2 << 6 | 5 << 12);
+    a.driver.command(0, 8, all).unwrap();
+    let mut qp = a.driver.create_qp(11, 5, 1);
+    a.driver.connect(11, 11, gid("203.0.113.1"));
+    a.driver.post_send(&mut qp, WRITE, CE, 1, &write_body([0; 4], (IOVA + 50, a.key), &[Sge(page, 6, 77 << 8)]));
+    assert_eq!((a.wait().status, a.bytes(50, 6)), (0, b"kernel".to_vec()));
+    // Between and behind its memory there is none.
+    a.driver.post_send(&mut qp, WRITE, CE, 1, &write_body([0; 4], (IOVA, a.key), &[Sge(1 << 40, 6, 77 << 8)]));
+    assert_eq!(a.wait().status, 12);
 }

@@ -159,7 +159,8 @@ impl Datapath {
         let Some(&(_, number)) = self.guests.qp_by_number.get(&completion.qpn) else { return };
         let Some(guest) = self.guests.table[index as usize].as_deref_mut() else { return };
         let solicited = completion.solicited || completion.status != Status::Success;
-        guest.complete(&mut self.memories, cqn, |owner| Entry::of(completion, number, owner), solicited);
+        let ipv6 = guest.ipv6;
+        guest.complete(&mut self.memories, cqn, |owner| Entry::of(completion, number, ipv6, owner), solicited);
         if let Some(qp) = guest.qps.get_mut(&number)
             && std::mem::take(&mut qp.is_full)
         {

@@ -3,17 +3,20 @@
 //! Each call takes the guest and numbers, finds objects in that guest's tables and nowhere else, and calls the core. Refusals
 //! are texts for the log: the guest sees that its command has failed.
 
-use emtt::Access;
+use std::sync::Arc;
+
+use emtt::{Access, MemId, Owner, Segment};
+use pvdma::Region;
 use rnic::{ControlError, MrInit, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
 use roce::{Gid, Mtu, Psn, Qpn, Rkey};
 
 use super::events::{CompletionQueue, EventQueue};
 use super::rings::{Queue, QueuePair, Ring};
-use super::{Guest, GuestId, MemoryRegion, NoGuest, ProtectionDomain, RingMemory};
+use super::{Adopted, Guest, GuestId, MemoryRegion, NoGuest, ProtectionDomain, RingMemory};
 use crate::datapath::Datapath;
 use crate::pci::Run;
 use crate::pci::erdma::command::{AddressVector, CreateQp, Failed, ModifyQp, QueuePairKind, failed};
-use crate::pci::erdma::layout::{Context, SEND_SGE};
+use crate::pci::erdma::layout::{Context, LOCAL_DMA_LKEY, SEND_SGE};
 
 /// Send requests of one queue pair that the core holds; the guest's ring holds the others.
 const CORE_SENDS: u32 = 2048;
@@ -24,6 +27,9 @@ const TIMEOUT: u8 = 14;
 const RETRY_CNT: u8 = 7;
 const RNR_RETRY: u8 = 7;
 const MIN_RNR_TIMER: u8 = 12;
+
+/// Owner of what is no memory: every access to it fails.
+const NOBODY: Owner = Owner::Host(MemId(u32::MAX));
 
 /// Memory of a queue and of its doorbell record.
 #[derive(Debug)]
@@ -83,11 +89,33 @@ impl Datapath {
         let device = self.guest(id)?.device;
         if !self.guest(id)?.pds.contains_key(&pdn) {
             let pd = self.rnic.alloc_pd(device).map_err(refused)?;
-            self.guest(id)?.pds.insert(pdn, ProtectionDomain { id: pd, users: 0 });
+            let pd = ProtectionDomain { id: pd, users: 0, kernel_qps: 0, all_memory: None };
+            self.guest(id)?.pds.insert(pdn, pd);
         }
         let pd = self.guest(id)?.pds.get_mut(&pdn).expect("made above");
         pd.users += 1;
         Ok(pd.id)
+    }
+
+    /// A queue pair of the guest's kernel in a protection domain: it may use all memory.
+    fn enter_kernel(&mut self, id: GuestId, pdn: u32) -> Result<(), Failed> {
+        let pd = self.guest(id)?.pds.get_mut(&pdn).ok_or_else(|| unknown("protection domain", pdn))?;
+        if pd.kernel_qps == 0 {
+            self.open_all_memory(id, pdn)?;
+        }
+        if let Some(pd) = self.guest(id)?.pds.get_mut(&pdn) {
+            pd.kernel_qps += 1;
+        }
+        Ok(())
+    }
+
+    /// With the last of them the region goes: the guest may give the number to a process next.
+    fn leave_kernel(&mut self, id: GuestId, pdn: u32) {
+        let Some(pd) = self.guests.get_mut(id).and_then(|guest| guest.pds.get_mut(&pdn)) else { return };
+        pd.kernel_qps -= 1;
+        if pd.kernel_qps == 0 {
+            self.close_all_memory(id, pdn);
+        }
     }
 
     fn leave_pd(&mut self, id: GuestId, pdn: u32) {
@@ -102,17 +130,112 @@ impl Datapath {
         }
     }
 
+    /// All of the guest's memory, by guest-physical address: what lies between its regions is no memory.
+    fn adopt_all(&mut self, regions: &[Arc<Region>]) -> Adopted {
+        let runs = regions.iter().map(|region| Run { region: region.clone(), offset: 0, len: region.range().len() });
+        let mut adopted = self.adopt(runs.collect());
+        let (mut at, mut segments) = (0, Vec::with_capacity(2 * regions.len()));
+        for (region, segment) in regions.iter().zip(std::mem::take(&mut adopted.segments)) {
+            let range = region.range();
+            segments.push(Segment { owner: NOBODY, addr: 0, len: range.start().0 - at });
+            segments.push(segment);
+            at = range.end().0;
+        }
+        adopted.segments = segments;
+        adopted
+    }
+
+    /// Gives a protection domain with queue pairs of the guest's kernel its region of all memory, or a new one.
+    fn open_all_memory(&mut self, id: GuestId, pdn: u32) -> Result<(), Failed> {
+        self.close_all_memory(id, pdn);
+        let guest = self.guest(id)?;
+        let Some(pd) = guest.pds.get(&pdn).map(|pd| pd.id) else { return Ok(()) };
+        let regions = guest.memory.clone();
+        let mut memory = self.adopt_all(&regions);
+        let init = MrInit { iova: 0, access: Access::LOCAL_WRITE, runs: std::mem::take(&mut memory.segments) };
+        match self.rnic.reg_mr_named(pd, init, Rkey(LOCAL_DMA_LKEY)) {
+            Ok(mr) => {
+                let pd = self.guest(id)?.pds.get_mut(&pdn).expect("found above");
+                pd.all_memory = Some((mr.lkey, memory));
+                Ok(())
+            }
+            Err(error) => {
+                self.release(memory);
+                Err(refused(error))
+            }
+        }
+    }
+
+    fn close_all_memory(&mut self, id: GuestId, pdn: u32) {
+        let pd = self.guests.get_mut(id).and_then(|guest| guest.pds.get_mut(&pdn));
+        if let Some((lkey, memory)) = pd.and_then(|pd| pd.all_memory.take()) {
+            let _ = self.rnic.dereg_mr(lkey);
+            self.release(memory);
+        }
+    }
+
+    /// The guest has this memory now, in ascending order.
+    pub fn set_guest_memory(&mut self, id: GuestId, regions: Vec<Arc<Region>>) {
+        let Some(guest) = self.guests.get_mut(id) else { return };
+        guest.memory = regions;
+        let open: Vec<u32> = guest.pds.iter().filter(|(_, pd)| pd.all_memory.is_some()).map(|(&pdn, _)| pdn).collect();
+        for pdn in open {
+            if let Err(reason) = self.open_all_memory(id, pdn) {
+                tracing::warn!(%reason, "a guest's kernel cannot reach its memory");
+            }
+        }
+    }
+
+    /// Registers all of the guest's memory, by guest-physical address, under a key of the guest's choice.
+    ///
+    /// # Errors
+    /// Why not; nothing was changed.
+    pub fn guest_reg_all(&mut self, id: GuestId, new: NewRegion) -> Result<(), Failed> {
+        let regions = self.guest(id)?.memory.clone();
+        let memory = self.adopt_all(&regions);
+        self.reg_adopted(id, new, memory)
+    }
+
+    /// New address handle; one with this number is replaced.
+    ///
+    /// # Errors
+    /// The device has been removed.
+    pub fn guest_create_ah(&mut self, id: GuestId, ahn: u32, address: &AddressVector, sgid_index: u8) -> Result<(), Failed> {
+        self.guest(id)?.ahs.insert(ahn, address_to_core(address, sgid_index));
+        Ok(())
+    }
+
+    /// Ends an address handle.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn guest_destroy_ah(&mut self, id: GuestId, ahn: u32) -> Result<(), Failed> {
+        self.guest(id)?.ahs.remove(&ahn).map(drop).ok_or_else(|| unknown("address handle", ahn))
+    }
+
     /// Registers memory that is pinned.
     ///
     /// # Errors
     /// Why not; nothing was changed.
-    pub fn guest_reg_mr(&mut self, id: GuestId, new: NewRegion) -> Result<(), Failed> {
-        let NewRegion { index, key, pdn, iova, access, runs } = new;
-        if self.guest(id)?.mrs.contains_key(&index) {
-            return Err(failed(format_args!("region {index} exists")));
-        }
-        let pd = self.enter_pd(id, pdn)?;
-        let mut memory = self.adopt(runs);
+    pub fn guest_reg_mr(&mut self, id: GuestId, mut new: NewRegion) -> Result<(), Failed> {
+        self.guest(id)?;
+        let memory = self.adopt(std::mem::take(&mut new.runs));
+        self.reg_adopted(id, new, memory)
+    }
+
+    fn reg_adopted(&mut self, id: GuestId, new: NewRegion, mut memory: Adopted) -> Result<(), Failed> {
+        let NewRegion { index, key, pdn, iova, access, runs: _ } = new;
+        let entered = match self.guest(id)?.mrs.contains_key(&index) {
+            true => Err(failed(format_args!("region {index} exists"))),
+            false => self.enter_pd(id, pdn),
+        };
+        let pd = match entered {
+            Ok(pd) => pd,
+            Err(refusal) => {
+                self.release(memory);
+                return Err(refusal);
+            }
+        };
         let segments = std::mem::take(&mut memory.segments);
         match self.rnic.reg_mr_named(pd, MrInit { iova, access, runs: segments }, Rkey(key)) {
             Ok(mr) => {
@@ -213,7 +336,7 @@ impl Datapath {
     pub fn guest_create_qp(&mut self, id: GuestId, create: &CreateQp, send: QueueRuns, recv: QueueRuns) -> Result<(), Failed> {
         let qp_type = match create.kind {
             QueuePairKind::Rc => QpType::Rc,
-            QueuePairKind::Ud => return Err(failed("queue pairs for datagrams are not offered")),
+            QueuePairKind::Ud => QpType::Ud,
         };
         let guest = self.guest(id)?;
         if guest.qps.contains_key(&create.qpn) {
@@ -235,11 +358,19 @@ impl Datapath {
                 let _ = self.rnic.destroy_qp(self.now, qpn);
             })
         });
+        let made = made.map_err(refused).and_then(|qpn| {
+            if create.is_kernel {
+                self.enter_kernel(id, create.pdn).inspect_err(|_| {
+                    let _ = self.rnic.destroy_qp(self.now, qpn);
+                })?;
+            }
+            Ok(qpn)
+        });
         let qpn = match made {
             Ok(qpn) => qpn,
-            Err(error) => {
+            Err(refusal) => {
                 self.leave_pd(id, create.pdn);
-                return Err(refused(error));
+                return Err(refusal);
             }
         };
         let [send, recv] = [(send, create.send.depth), (recv, create.recv.depth)].map(|(runs, depth)| {
@@ -255,6 +386,7 @@ impl Datapath {
             recv,
             context: create.context,
             is_kernel: create.is_kernel,
+            is_ud: create.kind == QueuePairKind::Ud,
             state: QpState::Reset,
             queued: false,
             is_full: false,
@@ -290,8 +422,11 @@ impl Datapath {
                 cq.users -= 1;
             }
         }
-        let pdn = qp.pdn;
+        let (pdn, is_kernel) = (qp.pdn, qp.is_kernel);
         self.release_queue_pair(qp);
+        if is_kernel {
+            self.leave_kernel(id, pdn);
+        }
         self.leave_pd(id, pdn);
         Ok(())
     }
@@ -302,7 +437,8 @@ impl Datapath {
     /// Why not; the queue pair is as it was.
     pub fn guest_modify_qp(&mut self, id: GuestId, modify: &ModifyQp, sgid_index: u8, mtu: Mtu) -> Result<(), Failed> {
         let number = modify.qpn;
-        let qpn = self.guest(id)?.qps.get(&number).ok_or_else(|| unknown("queue pair", number))?.qpn;
+        let qp = self.guest(id)?.qps.get(&number).ok_or_else(|| unknown("queue pair", number))?;
+        let (qpn, is_ud) = (qp.qpn, qp.is_ud);
         if modify.state != QpState::Reset {
             // What was posted before counts as posted before.
             self.drain_guest_qp(id.index, number);
@@ -310,7 +446,7 @@ impl Datapath {
         let current = self.rnic.query_qp(qpn).map_err(refused)?;
         let device = self.guest(id)?.device;
         let mtu = self.rnic.port_mtu(device).map_or(mtu, |port| port.min(mtu));
-        let (mask, attr) = attributes(&current, modify, sgid_index, mtu);
+        let (mask, attr) = attributes(&current, modify, is_ud, sgid_index, mtu);
         self.rnic.modify_qp(self.now, qpn, mask, &attr).map_err(refused)?;
         // What the change has flushed is in the guest's rings when the command completes.
         self.deliver_completions();
@@ -353,11 +489,16 @@ impl Datapath {
 }
 
 /// What the core needs for a change of state: what the driver gives, and our own values for what it does not say.
-fn attributes(current: &QpAttr, modify: &ModifyQp, sgid_index: u8, mtu: Mtu) -> (QpAttrMask, QpAttr) {
+fn attributes(current: &QpAttr, modify: &ModifyQp, is_ud: bool, sgid_index: u8, mtu: Mtu) -> (QpAttrMask, QpAttr) {
     use QpAttrMask as Mask;
     let mut mask = Mask::STATE;
     let mut attr = QpAttr { state: modify.state, cur_state: current.state, ..*current };
     match (current.state, modify.state) {
+        (QpState::Reset, QpState::Init) if is_ud => {
+            mask |= Mask::PKEY_INDEX | Mask::PORT;
+            (attr.pkey_index, attr.port) = (0, 1);
+        }
+        (QpState::Init, QpState::Rtr) | (QpState::Rtr, QpState::Rts) if is_ud => {}
         (QpState::Reset, QpState::Init) => {
             mask |= Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS;
             (attr.pkey_index, attr.port) = (0, 1);
@@ -374,7 +515,9 @@ fn attributes(current: &QpAttr, modify: &ModifyQp, sgid_index: u8, mtu: Mtu) -> 
         }
         _ => {}
     }
-    if let Some(qkey) = modify.qkey {
+    if let Some(qkey) = modify.qkey
+        && is_ud
+    {
         mask |= Mask::QKEY;
         attr.qkey = qkey;
     }

@@ -4,14 +4,14 @@
 //! before its sends. A ring stays the guest's store of requests: what the core has no room for is left there until it has. An
 //! index beyond the ring's size, or an entry that makes no sense, costs that queue pair: it completes with an error.
 
-use rnic::{PostError, QpAttrMask, QpState};
+use rnic::{PostError, QpAttrMask, QpState, SendOp};
 use roce::Qpn;
 
 use super::{GuestId, RingMemory};
 use crate::datapath::Datapath;
 use crate::memory::Memories;
 use crate::pci::erdma::completion::AsyncKind;
-use crate::pci::erdma::entry::{self, SEND_BYTES, SendHeader, Ticket};
+use crate::pci::erdma::entry::{self, SEND_BYTES, SendHeader, Ticket, Transport};
 use crate::pci::erdma::layout::{BLOCK, Context, SEND_BLOCKS};
 use crate::sq::{Buffers, NO_BUFFER};
 
@@ -78,6 +78,7 @@ pub struct QueuePair {
     pub(super) recv: Queue,
     pub(super) context: Context,
     pub(super) is_kernel: bool,
+    pub(super) is_ud: bool,
     pub(super) state: QpState,
     /// In the list of queue pairs to be looked at.
     pub(super) queued: bool,
@@ -191,7 +192,8 @@ impl Datapath {
     }
 
     fn take_guest_send(&mut self, index: u32, number: u32) -> Taken {
-        let Some(qp) = self.guests.at(index).and_then(|guest| guest.qps.get_mut(&number)) else { return Taken::Stop };
+        let Some(super::Guest { qps, ahs, .. }) = self.guests.at(index) else { return Taken::Stop };
+        let Some(qp) = qps.get_mut(&number) else { return Taken::Stop };
         let Some(pending) = qp.send.pending(qp.is_kernel, &mut self.memories) else {
             self.fail_guest_qp(index, number, "its send index is beyond its queue");
             return Taken::Stop;
@@ -232,7 +234,9 @@ impl Datapath {
         };
         let mut buffers = [NO_BUFFER; rnic::limits::MAX_SGE as usize];
         let next = start.wrapping_add(blocks as u16);
-        let request = match entry::send_request(&bytes, start, inline, &mut buffers) {
+        let find = |handle| ahs.get(&handle).copied();
+        let transport = if qp.is_ud { Transport::Ud(&find) } else { Transport::Rc };
+        let request = match entry::send_request(&bytes, start, transport, inline, &mut buffers) {
             Ok(request) if header.qpn() == number => request,
             Ok(_) => {
                 qp.send.queue.ci = next;
@@ -243,9 +247,17 @@ impl Datapath {
                 return Taken::Bad(ticket, bad.to_string());
             }
         };
+        let receiver = match request.op {
+            SendOp::Datagram { to, .. } => self.rnic.local_receiver(qp.qpn, &to),
+            _ => None,
+        };
         match self.rnic.post_send(self.now, qp.qpn, &request) {
             Ok(()) => {
                 qp.send.queue.ci = next;
+                // A receive that was posted before this datagram is to be there when it is delivered.
+                if let Some(receiver) = receiver {
+                    self.drain_receives_of(receiver);
+                }
                 Taken::Posted
             }
             Err(PostError::Full) => {

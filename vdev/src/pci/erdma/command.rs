@@ -393,10 +393,10 @@ fn create_qp(bytes: &[u8]) -> Result<CreateQp, Failed> {
         true => context(bits(u32_at(bytes, 112), 16, 16) as u16, 0)?,
         false => Context::KERNEL,
     };
-    let kind = match if bytes.len() >= 120 { bits(u32_at(bytes, 116), 0, 4) } else { 0 } {
-        0 => QueuePairKind::Rc,
-        1 => QueuePairKind::Ud,
-        other => return Err(failed(format_args!("a queue pair of type {other}"))),
+    // Drivers before RoCEv2 was complete leave this unset, and offer only RC. Processes have nothing else to this day.
+    let kind = match is_kernel && bytes.len() >= 120 && bits(u32_at(bytes, 116), 0, 4) == 1 {
+        true => QueuePairKind::Ud,
+        false => QueuePairKind::Rc,
     };
     Ok(CreateQp {
         qpn: qpn(number)?,

@@ -69,8 +69,8 @@ impl Entry {
         Entry(bytes)
     }
 
-    /// For a completion of the queue pair that the guest calls `number`.
-    pub fn of(completion: &Completion, number: u32, owner: bool) -> Entry {
+    /// For a completion of the queue pair that the guest calls `number`. `ipv6` is the family of datagrams.
+    pub fn of(completion: &Completion, number: u32, ipv6: bool, owner: bool) -> Entry {
         let ticket = Ticket::of(completion.wr_id);
         let has = |flag| completion.flags.contains(flag);
         let (code, receive) = match completion.opcode {
@@ -90,6 +90,10 @@ impl Entry {
             entry.0[12..16].copy_from_slice(&completion.imm);
         }
         entry.0[16..20].copy_from_slice(&completion.byte_len.to_be_bytes());
+        if has(CompletionFlags::GRH) {
+            let word = u32::from(ipv6) << 31 | completion.src_qpn.get() & 0xF_FFFF;
+            entry.0[28..32].copy_from_slice(&word.to_be_bytes());
+        }
         entry
     }
 
@@ -150,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_send_names_its_first_block_and_opcode() {
-        let entry = Entry::of(&completion(), 5, true).0;
+        let entry = Entry::of(&completion(), 5, false, true).0;
         assert_eq!(entry[..12], [0x80, 9, 0, 0, 0, 0, 0xFF, 0xFE, 0, 0, 0, 5]);
         assert_eq!(entry[12..20], [0, 0, 0, 0, 1, 2, 3, 4]);
         assert_eq!(entry[20..], [0; 12]);
@@ -159,13 +163,21 @@ mod tests {
     /// Trap: a receive has its immediate data little-endian.
     #[test]
     fn receives_carry_opcode_and_immediate_data() {
-        let receive = |opcode, flags| Entry::of(&Completion { opcode, flags, ..completion() }, 5, false).0;
+        let receive = |opcode, flags| Entry::of(&Completion { opcode, flags, ..completion() }, 5, false, false).0;
         let entry = receive(Opcode::RecvWriteWithImm, CompletionFlags::WITH_IMM);
         assert_eq!((entry[..4].to_vec(), entry[12..16].to_vec()), (vec![0, 5, 1, 0], vec![4, 3, 2, 1]));
         assert_eq!(receive(Opcode::Recv, CompletionFlags::empty())[1], 4);
         assert_eq!(receive(Opcode::Recv, CompletionFlags::WITH_IMM)[1], 12);
         let inv = receive(Opcode::Recv, CompletionFlags::WITH_INV);
         assert_eq!((inv[1], inv[12..16].to_vec()), (6, vec![1, 2, 3, 4]));
+    }
+
+    #[test]
+    fn datagrams_tell_their_sender() {
+        let (opcode, flags, src_qpn) = (Opcode::Recv, CompletionFlags::GRH, roce::Qpn::new(0x12345));
+        let datagram = |ipv6| Entry::of(&Completion { opcode, flags, src_qpn, ..completion() }, 1, ipv6, false).0;
+        assert_eq!(datagram(false)[28..], [0, 1, 0x23, 0x45]);
+        assert_eq!(datagram(true)[28..], [0x80, 1, 0x23, 0x45]);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! an error, which is the core's to give. No immediate data is turned around: what the driver stores is what goes on the wire.
 
 use emtt::Segment;
-use rnic::{AtomicOp, LocalBuffer, RecvRequest, SendFlags, SendOp, SendRequest};
-use roce::{Lkey, Rkey};
+use rnic::{AddressVector, AtomicOp, Destination, LocalBuffer, RecvRequest, SendFlags, SendOp, SendRequest};
+use roce::{Lkey, Qpn, Rkey};
 
 use super::layout::{BLOCK, INLINE, SEND_BLOCKS, SEND_SGE};
 use crate::sq::Buffers;
@@ -89,7 +89,10 @@ pub enum BadEntry {
     /// More blocks than an entry has.
     #[error("a send entry of {0} blocks")]
     Blocks(usize),
-    /// Unknown, or not offered.
+    /// No such address handle.
+    #[error("a datagram to address handle {0}")]
+    AddressHandle(u32),
+    /// Unknown, not offered, or not for this kind of queue pair.
     #[error("a send entry with opcode {0}")]
     Opcode(u8),
     /// More buffers or inline data than fit.
@@ -135,6 +138,15 @@ fn buffer(sge: &[u8]) -> LocalBuffer {
     LocalBuffer::Keyed { addr: u64_at(sge, 0), len: u32_at(sge, 8), lkey: Lkey(u32_at(sge, 12)) }
 }
 
+/// What a queue pair's transport makes of its entries.
+#[derive(Clone, Copy)]
+pub enum Transport<'a> {
+    /// Reliable connection.
+    Rc,
+    /// Datagrams, to what an address handle stands for.
+    Ud(&'a dyn Fn(u32) -> Option<AddressVector>),
+}
+
 /// The request in a send entry that begins at block `index`. `ring` gives the memory of bytes of the entry itself, for inline
 /// data, in at most four pieces.
 ///
@@ -143,6 +155,7 @@ fn buffer(sge: &[u8]) -> LocalBuffer {
 pub fn send_request<'a>(
     bytes: &[u8; SEND_BYTES],
     index: u16,
+    transport: Transport<'_>,
     ring: impl FnOnce(usize, usize, &mut Buffers) -> usize,
     buffers: &'a mut Buffers,
 ) -> Result<SendRequest<'a>, BadEntry> {
@@ -156,6 +169,14 @@ pub fn send_request<'a>(
     let needs = |bytes: usize| if room < bytes { Err(bad_count) } else { Ok(()) };
     let imm: [u8; 4] = bytes[8..12].try_into().expect("four bytes");
     let (op, data_at) = match opcode {
+        opcode::SEND | opcode::SEND_IMM if let Transport::Ud(address) = transport => {
+            needs(32)?;
+            let (qkey, qpn, handle) = (u32_at(bytes, 16), Qpn::new(u32_at(bytes, 20)), u32_at(bytes, 24));
+            let address = address(handle).ok_or(BadEntry::AddressHandle(handle))?;
+            let imm = (opcode == opcode::SEND_IMM).then_some(imm);
+            (SendOp::Datagram { to: Destination { address, qpn, qkey }, imm }, 32)
+        }
+        _ if matches!(transport, Transport::Ud(_)) => return Err(BadEntry::Opcode(opcode)),
         opcode::SEND => (SendOp::Send { imm: None, invalidate: None }, 16),
         opcode::SEND_IMM => (SendOp::Send { imm: Some(imm), invalidate: None }, 16),
         opcode::SEND_INV => (SendOp::Send { imm: None, invalidate: Some(Rkey(u32::from_le_bytes(imm))) }, 16),
@@ -244,12 +265,16 @@ mod tests {
     }
 
     fn decode(bytes: &[u8; SEND_BYTES]) -> Result<(SendOp, Vec<LocalBuffer>, u64), BadEntry> {
+        decode_as(Transport::Rc, bytes)
+    }
+
+    fn decode_as(transport: Transport<'_>, bytes: &[u8; SEND_BYTES]) -> Result<(SendOp, Vec<LocalBuffer>, u64), BadEntry> {
         let mut buffers = [NO_BUFFER; ROOM];
         let ring = |at: usize, len: usize, buffers: &mut Buffers| {
             let owner = emtt::Owner::Host(emtt::MemId(1));
             inline_buffers([Segment { owner, addr: at as u64, len: len as u64 }].into_iter().filter(|s| s.len > 0), buffers)
         };
-        let request = send_request(bytes, 0x1230, ring, &mut buffers)?;
+        let request = send_request(bytes, 0x1230, transport, ring, &mut buffers)?;
         assert_eq!(request.flags, SendFlags::SIGNALED);
         Ok((request.op, request.buffers.to_vec(), request.wr_id))
     }
@@ -278,6 +303,21 @@ mod tests {
         assert_eq!(buffers, [keyed(48)]);
         let (op, _, _) = decode(&entry(opcode::SEND_INV, 1, 0, false)).unwrap();
         assert_eq!(op, SendOp::Send { imm: None, invalidate: Some(Rkey(0x0B0A_0908)) });
+    }
+
+    #[test]
+    fn datagrams_name_an_address_handle() {
+        let known = AddressVector { port: 1, ..AddressVector::default() };
+        let find = |handle| (handle == 0x1B1A_1918).then_some(known);
+        let to = Destination { address: known, qpn: Qpn::new(0x16_1514), qkey: 0x1312_1110 };
+        let (op, buffers, _) = decode_as(Transport::Ud(&find), &entry(opcode::SEND_IMM, 3, 2, false)).unwrap();
+        assert_eq!(op, SendOp::Datagram { to, imm: Some([8, 9, 10, 11]) });
+        assert_eq!(buffers, [32, 48].map(keyed));
+        let unknown = decode_as(Transport::Ud(&|_| None), &entry(opcode::SEND, 2, 0, false));
+        assert_eq!(unknown, Err(BadEntry::AddressHandle(0x1B1A_1918)));
+        let write = decode_as(Transport::Ud(&find), &entry(opcode::WRITE, 2, 0, false));
+        assert_eq!(write, Err(BadEntry::Opcode(opcode::WRITE)));
+        assert!(decode_as(Transport::Ud(&find), &entry(opcode::SEND, 1, 1, false)).is_err());
     }
 
     #[test]

@@ -78,11 +78,10 @@ impl Function {
             },
             Command::SetGid { index, gid } => self.gids[index] = gid,
             Command::CreateAh { ahn, address, .. } => {
-                self.ahs.insert(ahn, address);
+                let source = self.source(address.sgid_index)?;
+                self.ask(move |datapath| datapath.guest_create_ah(guest, ahn, &address, source))??;
             }
-            Command::DestroyAh { ahn, .. } => {
-                self.ahs.remove(&ahn).ok_or_else(|| failed(format_args!("there is no address handle {ahn}")))?;
-            }
+            Command::DestroyAh { ahn, .. } => self.ask(move |datapath| datapath.guest_destroy_ah(guest, ahn))??,
             Command::RegMr(reg) => self.reg_mr(reg)?,
             Command::DeregMr { index } => {
                 self.ask(move |datapath| datapath.guest_dereg_mr(guest, index))??;
@@ -158,8 +157,10 @@ impl Function {
 
     fn reg_mr(&mut self, reg: RegMr) -> Result<(), Failed> {
         let RegMr { index, key, pdn, access, kind } = reg;
+        let guest = self.guest;
         let MrKind::Normal { iova, pages } = kind else {
-            return Err(failed("a region of all memory is not offered"));
+            let new = NewRegion { index, key, pdn, iova: 0, access, runs: Vec::new() };
+            return self.ask(move |datapath| datapath.guest_reg_all(guest, new))?;
         };
         let ranges = pages.ranges(&self.memory)?;
         if self.runs + ranges.len() > MAX_RUNS {
@@ -168,7 +169,6 @@ impl Function {
         let writable = access.contains(emtt::Access::LOCAL_WRITE);
         let need = if writable { Protection::READ | Protection::WRITE } else { Protection::READ };
         let (pins, runs) = self.memory.pin(&ranges, need).map_err(failed)?;
-        let guest = self.guest;
         let new = NewRegion { index, key, pdn, iova, access, runs };
         self.ask(move |datapath| datapath.guest_reg_mr(guest, new))??;
         self.runs += pins.runs;

@@ -53,8 +53,6 @@ pub struct Function {
     pub(super) runs: usize,
     /// The guest's GID table.
     pub(super) gids: [Option<Gid>; 1 << LOG_GIDS],
-    /// Address handles, by number.
-    pub(super) ahs: HashMap<u32, super::command::AddressVector>,
     /// Doorbell pages given out.
     pub(super) contexts: [bool; CONTEXTS as usize],
     /// What the guest's network device carries.
@@ -72,7 +70,9 @@ impl Function {
     /// The daemon is stopping.
     pub fn new(init: FunctionInit) -> Result<Function, crate::datapath::Gone> {
         let (device, interrupts) = (init.device, init.interrupts.clone());
-        let guest = init.datapath.call_blocking(move |datapath| datapath.attach_guest(device, interrupts))?;
+        // Devices with addresses of both families take datagrams of the first one's.
+        let ipv6 = init.ips[0].is_ipv6();
+        let guest = init.datapath.call_blocking(move |datapath| datapath.attach_guest(device, ipv6, interrupts))?;
         Ok(Function {
             init,
             guest,
@@ -86,7 +86,6 @@ impl Function {
             eqs: HashMap::new(),
             runs: 0,
             gids: [None; 1 << LOG_GIDS],
-            ahs: HashMap::new(),
             contexts: [false; CONTEXTS as usize],
             mtu: FIRST_MTU,
             may_dma: false,
@@ -113,7 +112,6 @@ impl Function {
         self.eqs.clear();
         self.runs = 0;
         self.gids = [None; 1 << LOG_GIDS];
-        self.ahs.clear();
         self.contexts = [false; CONTEXTS as usize];
         self.mtu = FIRST_MTU;
     }
@@ -131,7 +129,10 @@ impl Function {
     /// # Errors
     /// See [`pvdma::MapError`].
     pub fn map(&mut self, address: u64, size: u64, rights: u32, object: Option<(OwnedFd, u64)>) -> Result<(), pvdma::MapError> {
-        self.memory.map(address, size, rights, object)
+        self.memory.map(address, size, rights, object)?;
+        let (guest, regions) = (self.guest, self.memory.regions(None));
+        self.init.datapath.post(move |datapath| datapath.set_guest_memory(guest, regions));
+        Ok(())
     }
 
     /// Guest memory goes, all of it or the regions in a range. When this returns nobody accesses it any more.
@@ -142,7 +143,8 @@ impl Function {
         let regions = self.memory.regions(range);
         if !regions.is_empty() {
             // Those that the map then refuses to unmap, as the range would split a neighbour, are out of use all the same.
-            let _ = self.init.datapath.call_blocking(move |datapath| datapath.end_guest_memory(&regions));
+            let guest = self.guest;
+            let _ = self.init.datapath.call_blocking(move |datapath| datapath.end_guest_memory(guest, &regions));
         }
         self.memory.unmap(range)
     }
