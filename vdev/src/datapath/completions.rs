@@ -63,6 +63,9 @@ impl Datapath {
         let mut time = None;
         while let Some((cq, completion)) = self.rnic.poll_completion() {
             let timestamp_ns = *time.get_or_insert_with(|| clock().as_nanos());
+            if completion.status != Status::Success {
+                self.note_completion(&completion);
+            }
             self.write_completion(cq, &completion, timestamp_ns);
         }
         while let Some((client, cq)) = self.touched.pop() {
@@ -75,9 +78,6 @@ impl Datapath {
         // A queue of a guest, or of a client that has been ended in this round.
         let Some(&(index, cq_index)) = self.cq_by_id.get(&id) else { return self.write_guest_completion(id, completion) };
         let Some(&(_, slot)) = self.qp_by_number.get(&completion.qpn) else { return };
-        if completion.status != Status::Success {
-            self.note_completion(index, completion);
-        }
         let Some(cq) = self.clients[index as usize].as_deref_mut().and_then(|client| client.cqs.at_mut(cq_index)) else {
             return;
         };

@@ -74,15 +74,15 @@ impl Failures {
 }
 
 impl Datapath {
-    /// Notes a failed completion of a client; flushed requests only follow a failure.
-    pub(super) fn note_completion(&mut self, client: u32, completion: &Completion) {
+    /// Notes a failed completion; flushed requests only follow a failure.
+    pub(super) fn note_completion(&mut self, completion: &Completion) {
         let &Completion { status, opcode, wr_id, vendor_err, qpn, .. } = completion;
         if !matches!(status, Status::Success | Status::FlushError) {
-            self.note_failure(client, qpn, What::Completion { status, opcode, wr_id, vendor_err });
+            self.note_failure(qpn, What::Completion { status, opcode, wr_id, vendor_err });
         }
     }
 
-    /// Notes an event by which a client learns that its queue pair failed.
+    /// Notes an event by which a program learns that its queue pair failed.
     pub(super) fn note_event(&mut self, event: &AsyncEvent) {
         let (qpn, refused) = match event {
             AsyncEvent::QpAccessError(qpn) => (*qpn, "a request of the peer had no right to the memory that it named"),
@@ -90,25 +90,34 @@ impl Datapath {
             AsyncEvent::QpFatal(qpn) => (*qpn, "a request of the peer could not be carried out"),
             _ => return,
         };
-        if let Some(&(client, _)) = self.qp_by_number.get(&qpn) {
-            self.note_failure(client, qpn, What::Refused(refused));
+        self.note_failure(qpn, What::Refused(refused));
+    }
+
+    /// Device, process and program that a queue pair is of. `None` if that has been ended in this round.
+    fn owner_of(&self, qpn: Qpn) -> Option<(DeviceId, i32, Arc<str>)> {
+        match self.qp_by_number.get(&qpn) {
+            Some(&(client, _)) => {
+                let client = self.clients[client as usize].as_deref()?;
+                Some((client.device, client.pid, client.program.clone()))
+            }
+            None => Some((self.guests.device_of_qp(qpn)?, 0, "a virtual machine".into())),
         }
     }
 
-    fn note_failure(&mut self, client: u32, qpn: Qpn, what: What) {
-        let Some(client) = self.clients[client as usize].as_deref() else { return };
+    fn note_failure(&mut self, qpn: Qpn, what: What) {
+        let Some((device, pid, program)) = self.owner_of(qpn) else { return };
         let (Some(trace), Ok(attr)) = (self.rnic.trace(qpn), self.rnic.query_qp(qpn)) else { return };
         let failure = Failure {
             qpn,
-            pid: client.pid,
-            program: client.program.clone(),
+            pid,
+            program,
             at: self.now,
             what,
             peer: (attr.address.dgid.ip(), attr.dest_qpn),
             retry_limits: (attr.retry_cnt, attr.rnr_retry),
             trace,
         };
-        self.failures.note(client.device, failure);
+        self.failures.note(device, failure);
     }
 
     /// Failures of a device, the latest first, each with the seconds since.

@@ -107,6 +107,12 @@ impl Guests {
         self.table.get(id.index as usize)?.as_deref().filter(|guest| guest.generation == id.generation)
     }
 
+    /// The device that a queue pair of a guest belongs to.
+    pub fn device_of_qp(&self, qpn: Qpn) -> Option<DeviceId> {
+        let &(index, _) = self.qp_by_number.get(&qpn)?;
+        self.table[index as usize].as_deref().map(|guest| guest.device)
+    }
+
     fn get_mut(&mut self, id: GuestId) -> Option<&mut Guest> {
         self.at(id.index).filter(|guest| guest.generation == id.generation)
     }

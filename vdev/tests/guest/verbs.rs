@@ -364,6 +364,11 @@ fn errors_are_told_and_everything_is_flushed() {
     assert_eq!(a.wait().status, 15);
     // The peer was told of the violation.
     super::place::wait_until("the peer hears of it", || b.driver.async_events().contains(&(2, 7)));
+    // And people may ask about both.
+    for (device, cause) in [("a", "RemoteAccessError"), ("b", "a request of the peer had no right")] {
+        let (_, told) = place.http("GET", &format!("/v1/devices/{device}/failures"), "");
+        assert!(told.contains(cause) && told.contains("a virtual machine"), "{told}");
+    }
     // QUERY_QP tells the state.
     let [first, _] = a.driver.command(0, 17, Body::new().u32(8, 7)).unwrap();
     assert_eq!(first >> 48 & 0xFF, 6);
