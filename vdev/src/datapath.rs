@@ -38,6 +38,7 @@
 
 mod calls;
 mod clients;
+mod cm;
 mod commands;
 mod completions;
 mod crowd;
@@ -72,6 +73,7 @@ pub use guests::objects::{NewRegion, QueueRuns};
 pub use status::DeviceStatus;
 
 use crate::memory::{Memories, Reaching};
+use cm::ConnectionManagers;
 use commands::Commands;
 use crowd::Crowd;
 use failures::Failures;
@@ -119,6 +121,7 @@ pub struct Datapath {
     rnic: Rnic,
     memories: Memories,
     ports: Ports,
+    connections: ConnectionManagers,
     epoll: Epoll,
     guests: Guests,
     clients: Vec<Option<Box<Client>>>,
@@ -180,16 +183,17 @@ impl Runner {
     pub fn run(self) {
         let Runner { seed, local_path, epoll, waker, commands, reaching } = self;
         let memories = Memories::watched(reaching);
-        Datapath::new(Rnic::new(Config { seed, local_path }), memories, epoll).serve(&waker, &commands);
+        Datapath::new(Config { seed, local_path }, memories, epoll).serve(&waker, &commands);
     }
 }
 
 impl Datapath {
-    fn new(rnic: Rnic, memories: Memories, epoll: Epoll) -> Datapath {
+    fn new(config: Config, memories: Memories, epoll: Epoll) -> Datapath {
         Datapath {
-            rnic,
+            rnic: Rnic::new(config),
             memories,
             ports: Ports::new(),
+            connections: ConnectionManagers::new(config.seed),
             epoll,
             guests: Guests::default(),
             clients: Vec::new(),
@@ -245,7 +249,8 @@ impl Datapath {
             if self.arm_all_clients() {
                 waker.fall_asleep();
                 if commands.is_empty() {
-                    let timeout = self.rnic.poll_timeout().map(|deadline| deadline.saturating_since(clock()));
+                    let deadlines = [self.rnic.poll_timeout(), self.connections.poll_timeout()];
+                    let timeout = deadlines.into_iter().flatten().min().map(|deadline| deadline.saturating_since(clock()));
                     self.look_at_descriptors(waker, timeout, &mut found);
                 }
                 waker.stay_awake();
@@ -266,6 +271,7 @@ impl Datapath {
             self.rnic.handle_timeout(self.now);
             worked = true;
         }
+        worked |= self.manage_connections();
         worked |= self.transmit();
         worked |= self.deliver_completions();
         self.deliver_events();

@@ -4,6 +4,7 @@
 //! descriptors that a message carries are named in its documentation, in the order in which they are attached. Handles are
 //! per connection: a client can name only what it made itself, and everything it made ends with the connection.
 
+use crate::cm::{CmReply, CmRequest};
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; the two sides must agree exactly.
@@ -130,6 +131,8 @@ pub enum Request {
     /// Makes the connection's staging buffer, which is [`crate::layout::STAGING_BYTES`] long; once per connection.
     /// Answer: [`Reply::Staging`].
     CreateStaging,
+    /// Connection management. Answer: [`Reply::Cm`].
+    Cm(CmRequest),
 }
 
 /// What the daemon answers.
@@ -179,6 +182,8 @@ pub enum Reply {
     QpAttr(QpAttr),
     /// The staging buffer. Descriptors: its memory (a memfd).
     Staging,
+    /// Connection management.
+    Cm(CmReply),
 }
 
 /// Why a call was refused.

@@ -13,6 +13,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use rnic::{QpType, limits as core_limits};
 use roce::{Gid, Mtu};
 use tokio::sync::mpsc;
+use vdev_abi::cm::{CmReply, CmRequest};
 use vdev_abi::control::{ABI_VERSION, DeviceInfo, Handle, PortInfo, QpAttr, QpCaps, Refusal, Reply, Request, SharedRange};
 use vdev_abi::layout::{ContextPage, CqLayout, DOORBELL_SLOTS, QpLayout, STAGING_BYTES};
 use vdev_abi::mapping::Mapping;
@@ -122,6 +123,11 @@ impl<'a> Caller<'a> {
             }
             Request::DestroyQp { qp } => self.done(move |d| d.destroy_qp(client, qp)).await,
             Request::CreateStaging => self.create_staging(client).await,
+            Request::Cm(CmRequest::CreateChannel) => self.create_event_channel(client).await,
+            Request::Cm(request) => {
+                let gids = self.device.gids();
+                self.on_datapath(move |d| d.cm_call(client, &gids, request)).await.map(|reply| (Reply::Cm(reply), Vec::new()))
+            }
         }
     }
 
@@ -265,6 +271,12 @@ impl<'a> Caller<'a> {
         let (theirs, ours) = pipe().map_err(system("a completion channel"))?;
         let channel = self.on_datapath(move |d| d.create_channel(client, ours)).await?;
         Ok((Reply::Channel(channel), vec![theirs]))
+    }
+
+    async fn create_event_channel(&self, client: ClientId) -> Answer {
+        let (theirs, ours) = pipe().map_err(system("an event channel"))?;
+        let channel = self.on_datapath(move |d| d.create_event_channel(client, ours)).await?;
+        Ok((Reply::Cm(CmReply::Channel(channel)), vec![theirs]))
     }
 
     async fn create_cq(&self, client: ClientId, depth: u32, channel: Option<Handle>, cookie: u64) -> Answer {

@@ -236,8 +236,8 @@ impl Devices {
             DeviceError::Failed(format!("cannot make the socket {}: {error}", socket.display()))
         })?;
         let init = DeviceInit { gids: spec.ips.iter().map(|&ip| Gid::from(ip)).collect(), mtu: view.mtu };
-        let up = view.is_up;
-        let added = self.datapath.call(move |datapath| datapath.add_device(init, up, ports)).await;
+        let (guid, up) = (guid(&name, &spec.ips[0]), view.is_up);
+        let added = self.datapath.call(move |datapath| datapath.add_device(init, guid, up, ports)).await;
         let id = match added.map_err(DeviceError::from).and_then(|added| added.map_err(DeviceError::Failed)) {
             Ok(id) => id,
             Err(error) => {
@@ -246,7 +246,6 @@ impl Devices {
                 return Err(error);
             }
         };
-        let guid = guid(&name, &spec.ips[0]);
         let served = seqpacket::listen(fd.as_fd()).and_then(|()| match &spec.vm {
             // Watched only once it listens: before that the kernel calls it hung up, for good.
             None => watch_input(fd).map(|listener| (Some(listener), None)),

@@ -19,6 +19,7 @@ use vdev_abi::layout::{DOORBELL_SLOTS, STAGING_BYTES};
 use vdev_abi::mapping::Mapping;
 use vdev_abi::queue::{RecvConsumer, SendConsumer};
 
+use super::cm::ClientCm;
 use super::handles::Handles;
 use super::wake::Source;
 use super::{Datapath, limits};
@@ -126,6 +127,7 @@ pub struct Client {
     pub(super) channels: Handles<Channel>,
     pub(super) cqs: Handles<CompletionQueue>,
     pub(super) qps: Handles<QueuePair>,
+    pub(super) cm: ClientCm,
     /// Bytes of rings, bounded by [`limits::RING_BYTES`].
     pub(super) ring_bytes: u64,
     /// Last round in which it rang.
@@ -195,6 +197,7 @@ impl Datapath {
             channels: Handles::new(limits::CHANNELS),
             cqs: Handles::new(limits::CQS),
             qps: Handles::new(DOORBELL_SLOTS),
+            cm: ClientCm::new(),
             ring_bytes: 0,
             last_ring: Instant::ZERO,
             polled: false,
@@ -237,6 +240,9 @@ impl Datapath {
         }
         self.ready.retain(|&(other, _)| other != index);
         self.touched.retain(|&(other, _)| other != index);
+        // First, so that peers learn of it before their requests time out.
+        self.connections.forget(self.now, client.device, &client.cm);
+        self.take_cm_outputs();
         for (_, qp) in client.qps.iter() {
             self.qp_by_number.remove(&qp.qpn);
             if let Err(error) = self.rnic.destroy_qp(self.now, qp.qpn) {

@@ -203,7 +203,7 @@ impl Datapath {
 
 /// Writes a record, which a pipe takes whole or not at all. False if there is no room. A pipe whose reader is gone takes
 /// everything: the client has closed it and wants no events.
-fn write_record(pipe: BorrowedFd<'_>, record: &[u8]) -> bool {
+pub(super) fn write_record(pipe: BorrowedFd<'_>, record: &[u8]) -> bool {
     // SIGPIPE is ignored by the Rust runtime from the start of the process.
     nix::unistd::write(pipe, record) != Err(Errno::EAGAIN)
 }

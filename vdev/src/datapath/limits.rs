@@ -14,3 +14,5 @@ pub const CQE: u32 = 1 << 17;
 pub const RING_BYTES: u64 = 1 << 30;
 /// Clients per device.
 pub const CLIENTS: usize = 256;
+/// Endpoints of connection management, with those that wait to be accepted.
+pub const ENDPOINTS: usize = 8192;

@@ -186,12 +186,19 @@ impl Datapath {
         self.rnic.handle_burst(self.now, &meta, bytes, &mut self.memories);
     }
 
-    /// Makes a device in the core, with its ways to the wire.
+    /// Makes a device in the core, with its ways to the wire and its connection manager; `guid` names its node.
     ///
     /// # Errors
     /// Why not; nothing was changed.
-    pub fn add_device(&mut self, init: DeviceInit, is_up: bool, ports: Vec<(IpAddr, BoxedPort)>) -> Result<DeviceId, String> {
+    pub fn add_device(
+        &mut self,
+        init: DeviceInit,
+        guid: u64,
+        is_up: bool,
+        ports: Vec<(IpAddr, BoxedPort)>,
+    ) -> Result<DeviceId, String> {
         let device = self.rnic.create_device(init).map_err(|error| error.to_string())?;
+        self.connections.add(device, guid);
         if !is_up {
             self.rnic.set_port(self.now, device, None);
         }
@@ -204,6 +211,7 @@ impl Datapath {
     /// Ends a device, its clients and its ways to the wire. What the clients held is returned to be dropped elsewhere.
     pub fn remove_device(&mut self, device: DeviceId) -> (Vec<Client>, Vec<BoxedPort>) {
         let ended = self.detach_all_of(device);
+        self.connections.remove(device);
         self.rnic.destroy_device(self.now, device);
         self.failures.forget(device);
         let ips: Vec<IpAddr> =

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use emtt::Access;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use rnic::{Config, DeviceInit, Rnic, Transmit, Work};
+use rnic::{Config, DeviceInit, Transmit, Work};
 use roce::wire::{Headers, Opcode, icrc};
 use roce::{Gid, Mtu, Psn};
 use vdev_abi::completion::CqConsumer;
@@ -90,7 +90,7 @@ impl Program {
     fn new(datapath: &mut Datapath, ip: &str) -> Program {
         let address: IpAddr = ip.parse().unwrap();
         let init = DeviceInit { gids: vec![gid(ip)], mtu: Mtu::B1024 };
-        let device = datapath.add_device(init, true, vec![(address, port::open(address).unwrap())]).unwrap();
+        let device = datapath.add_device(init, 1, true, vec![(address, port::open(address).unwrap())]).unwrap();
         let (page, theirs) = shared(ContextPage::BYTES);
         let doorbell = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
         let bell = doorbell.as_fd().try_clone_to_owned().unwrap();
@@ -174,7 +174,7 @@ fn one_write_takes_the_path_that_the_list_describes() {
     let mut walk = Walk { list: list(), walked: 0 };
     let (waker, epoll) = (Waker::new().unwrap(), Epoll::new().unwrap());
     epoll.add_input(waker.as_fd(), Source::Control).unwrap();
-    let mut datapath = Datapath::new(Rnic::new(Config { seed: 1, local_path: false }), Memories::new(), epoll);
+    let mut datapath = Datapath::new(Config { seed: 1, local_path: false }, Memories::new(), epoll);
     let [near, far] = ["127.91.7.1", "127.91.7.2"];
     let (mut a, b) = (Program::new(&mut datapath, near), Program::new(&mut datapath, far));
     a.connect(&mut datapath, &b, far);
