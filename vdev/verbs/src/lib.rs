@@ -10,7 +10,8 @@
 //! Where to look: `device` lists and opens devices, `context` holds what one opened device owns, `connection` talks to the
 //! daemon, `domain`, `memory`, `channel`, `cq`, `qp` and `ah` make and end objects, `post` and `poll` are the data path, `cq_ex` and
 //! `qp_ex` the same by function calls, `query`, `clock` and `events` answer questions, `names` knows strings and rates, `unsupported`
-//! refuses the rest, `symbols` serves programs that load libibverbs at run time. `abi` is the C interface.
+//! refuses the rest, `symbols` serves programs that load libibverbs at run time. `cm` is connection management: the functions of
+//! librdmacm. `abi` is the C interface.
 //!
 //! Rules that hold everywhere: no verb waits for a daemon that is gone (its socket closes, every call fails, and one
 //! `IBV_EVENT_DEVICE_FATAL` says so); a child after `fork` cannot use its parent's objects and gets an error; an object pointer
@@ -21,6 +22,9 @@ mod ah;
 mod attr;
 mod channel;
 mod clock;
+// The drop-in library is libibverbs alone.
+#[cfg(not(versioned))]
+mod cm;
 mod connection;
 mod context;
 mod cq;
