@@ -72,6 +72,13 @@ macro_rules! test_each_row {
             send_bw_post_list: "ib_send_bw", "-l 8 -n 200", Results { lines: 1 };
             write_bw_inline: "ib_write_bw", "-I 64 -s 64 -n 500", Results { lines: 1 };
             send_lat_inline: "ib_send_lat", "-I 64 -s 64 -n 300", Results { lines: 1 };
+            write_bw_for_a_time: "ib_write_bw", "-D 1 -q 4", Results { lines: 1 };
+            write_bw_addressed: "ib_write_bw", "-x 0 -i 1 -m 1024 -n 100", Results { lines: 1 };
+            write_bw_json: "ib_write_bw", "--out_json --out_json_file=report.json -n 100", Results { lines: 1 };
+            write_bw_cpu_use: "ib_write_bw", "-D 1 --cpu_util", Results { lines: 1 };
+            send_bw_events_both_ways: "ib_send_bw", "-e -b -n 100", Results { lines: 1 };
+            read_bw_outstanding: "ib_read_bw", "-o 4 -q 2 -b -n 100", Results { lines: 1 };
+            atomic_bw_events: "ib_atomic_bw", "-e -q 2 -n 200", Results { lines: 1 };
         );
     };
     (@rows $run:path, $($name:ident: $program:literal, $options:literal, $report:ident $({ $($field:tt)* })?;)*) => {
