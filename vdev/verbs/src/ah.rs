@@ -5,6 +5,7 @@ use crate::abi::codes::{WC_GRH, wr as opcode};
 use crate::abi::device::ibv_context;
 use crate::abi::object::{ibv_ah, ibv_ah_attr, ibv_pd};
 use crate::abi::work::{ibv_send_wr, ibv_wc};
+use crate::attr::FLOW_LABEL;
 use crate::connection::Errno;
 use crate::context::Context;
 use crate::domain::Pd;
@@ -49,7 +50,6 @@ fn destination(gids: &[[u8; 16]], attr: &ibv_ah_attr) -> Result<Destination, Err
     let ip = ip_of(dgid);
     let is_good = attr.is_global != 0
         && attr.port_num == 1
-        && grh.flow_label < 1 << 20
         && source.is_ipv4() == ip.is_ipv4()
         && !ip.is_unspecified()
         && ip != IpAddr::from([255; 4]);
@@ -58,7 +58,7 @@ fn destination(gids: &[[u8; 16]], attr: &ibv_ah_attr) -> Result<Destination, Err
     }
     Ok(Destination {
         dgid,
-        flow_label: grh.flow_label,
+        flow_label: grh.flow_label & FLOW_LABEL,
         sgid_index: grh.sgid_index,
         hop_limit: grh.hop_limit,
         traffic_class: grh.traffic_class,
@@ -151,7 +151,9 @@ unsafe fn attributes_from(context: &Context, port: u8, wc: *const ibv_wc, grh: *
 verbs! {
     /// Makes an address handle; `EINVAL` for one without a GRH, or to an address that cannot be reached from the GID it names.
     fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah,
-        if own_object(pd) => { pointer(create(pd, &*attr)) } else null(libc::EINVAL);
+        if own_object(pd) => {
+            if attr.is_null() { null(libc::EINVAL) } else { pointer(create(pd, &*attr)) }
+        } else null(libc::EINVAL);
 
     /// Attributes of an address handle that leads back to the sender of a datagram.
     fn ibv_init_ah_from_wc(context: *mut ibv_context, port: u8, wc: *mut ibv_wc, grh: *mut c_void,

@@ -4,6 +4,9 @@ use crate::abi::codes::access;
 use crate::abi::object::{ibv_ah_attr, ibv_qp_attr, ibv_qp_cap};
 use vdev_abi::control::{QpAttr, QpCaps};
 
+/// Bits of a flow label. Programs set more, to influence source ports, and devices drop them.
+pub const FLOW_LABEL: u32 = 0xF_FFFF;
+
 /// Sizes as the daemon takes them.
 pub fn caps_in(cap: &ibv_qp_cap) -> QpCaps {
     QpCaps {
@@ -56,7 +59,7 @@ pub fn attr_in(attr: &ibv_qp_attr) -> QpAttr {
         ah_sgid_index: attr.ah_attr.grh.sgid_index,
         ah_traffic_class: attr.ah_attr.grh.traffic_class,
         ah_hop_limit: attr.ah_attr.grh.hop_limit,
-        ah_flow_label: attr.ah_attr.grh.flow_label,
+        ah_flow_label: attr.ah_attr.grh.flow_label & FLOW_LABEL,
         ah_sl: attr.ah_attr.sl,
         ah_is_global: attr.ah_attr.is_global != 0,
         ah_port: attr.ah_attr.port_num,
@@ -108,9 +111,11 @@ mod tests {
         attr.ah_attr.grh.dgid = [1, u64::MAX - 5];
         attr.ah_attr.grh.sgid_index = 1;
         attr.ah_attr.is_global = 1;
+        attr.ah_attr.grh.flow_label = u32::MAX;
         let back = attr_out(&attr_in(&attr));
         assert_eq!((back.qp_state, back.path_mtu, back.rq_psn, back.timeout), (3, 5, 77, 14));
         assert_eq!(back.ah_attr.grh.dgid, [1, u64::MAX - 5]);
         assert_eq!((back.ah_attr.grh.sgid_index, back.ah_attr.is_global), (1, 1));
+        assert_eq!(back.ah_attr.grh.flow_label, FLOW_LABEL);
     }
 }
