@@ -4,9 +4,9 @@
 //! writes interrupts. What a hostile VMM or guest can hold up are these two, hence its own device. What moves data is the
 //! datapath's, as for every device.
 //!
-//! - [`message`]: the bytes of vfio-user messages; [`transport`]: messages and descriptors over the socket; [`server`]: one VMM
+//! - [`message`]: the bytes of vfio-user messages; `transport`: messages and descriptors over the socket; `server`: one VMM
 //!   after another, and what each message does.
-//! - [`config_space`], [`interrupts`], [`memory`]: what any PCI function has.
+//! - `config_space`, `interrupts`, `memory`: what any PCI function has.
 //! - [`erdma`]: the function that the guest's driver knows.
 //!
 //! Source: the vfio-user protocol 0.1 as QEMU and Cloud Hypervisor speak it.

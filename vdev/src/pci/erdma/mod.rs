@@ -1,8 +1,8 @@
 //! A PCI function with the interface of the mainline `erdma` driver, in RoCEv2 mode.
 //!
-//! [`layout`], [`command`], [`pages`], [`entry`] and [`completion`] are the interface's formats, without state. [`function`] has
-//! the registers, [`command_queue`] the queue of commands, [`execute`] does what they ask: it pins memory and calls the
-//! datapath, which holds the objects ([`crate::datapath::guests`]).
+//! [`layout`], [`command`], [`pages`], [`entry`] and [`completion`] are the interface's formats, without state. `function` has
+//! the registers, [`command_queue`] the queue of commands, `execute` does what they ask: it pins memory and calls the
+//! datapath, which holds the objects (`datapath/guests`).
 //!
 //! The driver's interface is that of another vendor's device; the subsystem ids are our own.
 
