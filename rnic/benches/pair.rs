@@ -82,7 +82,7 @@ impl Pair {
             let runs = vec![Segment { owner: Owner::Host(MemId(n as u32)), addr: 0, len: BYTES as u64 }];
             let mr = core.reg_mr(pd, MrInit { iova: 0, access: Access::all(), runs }).unwrap();
             let caps = QpCaps { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-            let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, caps, all_signaled: true };
+            let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq: None, caps, all_signaled: true };
             ends.push(End { nic, device, qpn: core.create_qp(pd, init).unwrap(), mr, ip });
         }
         for n in 0..2 {

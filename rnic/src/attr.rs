@@ -1,6 +1,6 @@
 //! Attributes of devices and queue pairs, as `ibv_create_qp(3)` and `ibv_modify_qp(3)` know them.
 
-use crate::work::CqId;
+use crate::work::{CqId, SrqId};
 use alloc::vec::Vec;
 use bitflags::bitflags;
 use emtt::Access;
@@ -41,6 +41,8 @@ pub enum QpState {
 pub enum QpType {
     /// Reliable connection.
     Rc = 2,
+    /// Unreliable connection.
+    Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
 }
@@ -69,7 +71,9 @@ pub struct QpInit {
     pub send_cq: CqId,
     /// Where receive completions go.
     pub recv_cq: CqId,
-    /// Queue sizes, within the device's limits.
+    /// Where receives come from instead of a queue of its own.
+    pub srq: Option<SrqId>,
+    /// Queue sizes, within the device's limits; those of receives mean nothing with a shared receive queue.
     pub caps: QpCaps,
     /// Every send request gives a completion.
     pub all_signaled: bool,

@@ -49,7 +49,7 @@ impl Rnic {
     /// Ends a protection domain.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` while it has regions or queue pairs.
+    /// `NotFound`; `Busy` while it has regions, queue pairs or shared receive queues.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), ControlError> {
         match self.shared.pds.get(pd.0) {
             None => Err(ControlError::NotFound("protection domain")),
@@ -169,19 +169,29 @@ impl Rnic {
     /// Makes a queue pair, in state RESET.
     ///
     /// # Errors
-    /// `NotFound` for PD or CQ, also if they are of different devices; `Invalid` for sizes above the limits; `Limit`.
+    /// `NotFound` for PD, CQ or SRQ, also if they are of different devices; `Invalid` for sizes above the limits; `Limit`.
     pub fn create_qp(&mut self, pd: PdId, init: QpInit) -> Result<Qpn, ControlError> {
         let device = device_of(self, pd)?;
         check_caps(&init.caps)?;
+        let srq = match init.srq {
+            None => None,
+            Some(id) => {
+                let srq = self.shared.srqs.get(id.0).filter(|srq| srq.device == device);
+                Some(srq.ok_or(ControlError::NotFound("shared receive queue"))?)
+            }
+        };
         for cq in [init.send_cq, init.recv_cq] {
             if self.shared.cqs.get(cq.0).is_none_or(|entry| entry.device != device) {
                 return Err(ControlError::NotFound("completion queue"));
             }
         }
-        let qpn = self.qps.insert_with(|qpn| Box::new(Qp::new(Qpn::new(qpn), device, pd, &init)));
+        let qpn = self.qps.insert_with(|qpn| Box::new(Qp::new(Qpn::new(qpn), device, pd, &init, srq)));
         let qpn = qpn.ok_or(ControlError::Limit("queue pairs"))?;
         for cq in [init.send_cq, init.recv_cq] {
             self.shared.cqs.get_mut(cq.0).expect("looked up above").users += 1;
+        }
+        if let Some(srq) = init.srq {
+            self.shared.srq(srq).users += 1;
         }
         self.shared.pds.get_mut(pd.0).expect("looked up above").qps += 1;
         Ok(Qpn::new(qpn))
@@ -259,6 +269,10 @@ impl Rnic {
             && let Some(device) = self.shared.devices.get_mut(qp.device.0)
         {
             device.qp_numbers.remove(&qp.number);
+        }
+        if let Some(srq) = qp.srq {
+            qp.give_receive_back(&mut self.shared);
+            self.shared.srq(srq).users -= 1;
         }
         for cq in [qp.send_cq, qp.recv_cq] {
             if let Some(entry) = self.shared.cqs.get_mut(cq.0) {

@@ -71,10 +71,13 @@ counters! {
         lost_resource,
         /// Datagrams dropped for a wrong Q_Key.
         bad_qkey,
-        /// Datagrams dropped because no receive was posted.
+        /// Datagrams and messages of unreliable connections dropped because no receive was posted.
         dropped_no_receive,
-        /// Datagrams dropped because they were longer than the receive, or than the port's MTU where they were sent.
+        /// The same dropped because they were longer than the receive; datagrams also where they were to be sent, if longer
+        /// than the port's MTU.
         dropped_too_long,
+        /// Messages of unreliable connections dropped because they were invalid, or not allowed to touch what they named.
+        dropped_refused,
         /// Management datagrams dropped because nobody took those before.
         dropped_mads,
     }

@@ -6,7 +6,7 @@ use crate::error::ControlError;
 use crate::event::AsyncEvent;
 use crate::limits;
 use crate::rnic::Rnic;
-use crate::work::{CqId, DeviceId, PdId};
+use crate::work::{CqId, DeviceId, PdId, SrqId};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use roce::{Gid, Instant, Mtu, Qpn};
@@ -63,6 +63,11 @@ impl Rnic {
             // Its queue pairs are gone, so nothing uses it.
             let _ = self.destroy_cq(CqId(cq));
         }
+        let srqs: Vec<u32> = self.shared.srqs.iter().filter(|(_, srq)| srq.device == device).map(|(id, _)| id).collect();
+        for srq in srqs {
+            // As above.
+            let _ = self.destroy_srq(SrqId(srq));
+        }
         let pds: Vec<u32> = self.shared.pds.iter().filter(|(_, pd)| pd.device == device).map(|(id, _)| id).collect();
         for pd in pds {
             let keys = self.shared.pds.remove(pd).map(|pd| pd.regions).unwrap_or_default();
@@ -110,15 +115,17 @@ pub(crate) struct Pd {
     pub regions: alloc::collections::BTreeSet<u32>,
     /// Its queue pairs.
     pub qps: u32,
+    /// Its shared receive queues.
+    pub srqs: u32,
 }
 
 impl Pd {
     pub fn new(device: DeviceId) -> Self {
-        Pd { device, regions: Default::default(), qps: 0 }
+        Pd { device, regions: Default::default(), qps: 0, srqs: 0 }
     }
 
     pub fn is_used(&self) -> bool {
-        self.qps > 0 || !self.regions.is_empty()
+        self.qps > 0 || self.srqs > 0 || !self.regions.is_empty()
     }
 }
 

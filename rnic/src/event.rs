@@ -1,7 +1,7 @@
 //! What comes out of the core besides completions.
 
 use crate::attr::AddressVector;
-use crate::work::{CqId, DeviceId};
+use crate::work::{CqId, DeviceId, SrqId};
 use core::net::IpAddr;
 use roce::wire::icrc::Flow;
 use roce::{Mtu, Qpn};
@@ -21,6 +21,11 @@ pub enum AsyncEvent {
     CommunicationEstablished(Qpn),
     /// The send queue is drained (SQD).
     SqDrained(Qpn),
+    /// The queue pair, which takes from a shared receive queue, is in error, and will not take any more; its last completion
+    /// was made before this.
+    QpLastWqe(Qpn),
+    /// Fewer receives wait in the queue than the limit that was set.
+    SrqLimit(SrqId),
     /// The port works again.
     PortActive(DeviceId, Mtu),
     /// The port stopped working.
@@ -35,8 +40,9 @@ impl AsyncEvent {
             | AsyncEvent::QpRequestError(qpn)
             | AsyncEvent::QpAccessError(qpn)
             | AsyncEvent::CommunicationEstablished(qpn)
-            | AsyncEvent::SqDrained(qpn) => Some(qpn),
-            AsyncEvent::CqError(_) | AsyncEvent::PortActive(..) | AsyncEvent::PortError(_) => None,
+            | AsyncEvent::SqDrained(qpn)
+            | AsyncEvent::QpLastWqe(qpn) => Some(qpn),
+            AsyncEvent::CqError(_) | AsyncEvent::SrqLimit(_) | AsyncEvent::PortActive(..) | AsyncEvent::PortError(_) => None,
         }
     }
 }

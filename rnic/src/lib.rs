@@ -28,6 +28,7 @@ mod rnic;
 mod rx;
 mod schedule;
 mod shared;
+mod srq;
 mod timers;
 mod trace;
 pub mod vendor_err;
@@ -42,8 +43,9 @@ pub use event::{AsyncEvent, Transmit, Work};
 pub use mad::{MAD_BYTES, Mad};
 pub use rnic::{Config, Rnic};
 pub use rx::RxMeta;
+pub use srq::SrqAttr;
 pub use trace::Trace;
 pub use work::{
     Completion, CompletionFlags, CqId, Destination, DeviceId, LocalBuffer, Opcode, PdId, RecvRequest, SendFlags, SendOp,
-    SendRequest, Status,
+    SendRequest, SrqId, Status,
 };

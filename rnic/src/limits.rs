@@ -4,6 +4,8 @@
 pub const MAX_SGE: u32 = 16;
 /// Requests outstanding per queue.
 pub const MAX_QP_WR: u32 = 16384;
+/// Receives outstanding per shared receive queue.
+pub const MAX_SRQ_WR: u32 = MAX_QP_WR;
 /// READs and atomics outstanding per queue pair, as requester and as responder.
 pub const MAX_RD_ATOMIC: u8 = 16;
 /// Longest message in bytes (IBA 9.7.8).
@@ -18,6 +20,8 @@ pub const MAX_DEVICES: u32 = 16384;
 pub const MAX_PDS: u32 = 1 << 18;
 /// Completion queues per [`crate::Rnic`].
 pub const MAX_CQS: u32 = 1 << 18;
+/// Shared receive queues per [`crate::Rnic`].
+pub const MAX_SRQS: u32 = 1 << 16;
 /// Queue pairs per [`crate::Rnic`].
 pub const MAX_QPS: u32 = 1 << 16;
 

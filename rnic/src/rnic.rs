@@ -72,10 +72,11 @@ impl Rnic {
         };
         let valid = total <= limits::MAX_MSG
             && match request.op {
+                SendOp::Send { invalidate: Some(_), .. } if qp.is_unreliable() => false,
                 SendOp::Send { imm, invalidate } => imm.is_none() || invalidate.is_none(),
                 SendOp::Write { .. } => true,
-                SendOp::Read { .. } => all_keyed(request.buffers),
-                SendOp::Atomic { .. } => total >= 8 && all_keyed(request.buffers),
+                SendOp::Read { .. } => !qp.is_unreliable() && all_keyed(request.buffers),
+                SendOp::Atomic { .. } => !qp.is_unreliable() && total >= 8 && all_keyed(request.buffers),
                 SendOp::Datagram { to, .. } => {
                     let device = self.shared.devices.get(qp.device.0);
                     device.is_some_and(|device| check_address(&to.address, device).is_ok())
@@ -108,35 +109,38 @@ impl Rnic {
     ///
     /// # Errors
     /// `State` if the queue pair is in RESET or does not exist; `Full` if as many receives as the queue holds are
-    /// outstanding; `Invalid` for too many buffers or one that is not `Keyed`.
+    /// outstanding; `Invalid` for too many buffers, one that is not `Keyed`, or a queue pair that takes from a shared receive
+    /// queue.
     pub fn post_recv(&mut self, _now: Instant, qpn: Qpn, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let qp = self.qps.get_mut(qpn.get()).ok_or(PostError::State)?;
         if qp.state == QpState::Reset {
             return Err(PostError::State);
         }
-        if request.buffers.len() > qp.rq.max_sge() || !all_keyed(request.buffers) {
+        if qp.srq.is_some() {
             return Err(PostError::Invalid);
         }
+        let receive = RecvWqe::new(request, &qp.rq)?;
         if qp.rq.is_full() {
             return Err(PostError::Full);
         }
-        // A message is never longer than MAX_MSG, so more room than that is the same.
-        let length = total_length(request.buffers).min(limits::MAX_MSG) as u32;
-        qp.rq.push(RecvWqe { wr_id: request.wr_id, length }, request.buffers);
+        qp.rq.push(receive, request.buffers);
         if qp.state == QpState::Err {
             qp.flush(&mut self.shared);
-        } else if core::mem::take(&mut qp.resp.starved_local_peer)
-            && let Path::Local(device) = qp.path
-        {
-            let peer = self.shared.queue_pair(device, qp.attr.dest_qpn);
-            self.wake_starved(peer);
+        } else {
+            self.wake_local_peer(qpn);
         }
         Ok(())
     }
 
-    /// A queue pair on the local path that waited for a receive need not wait any longer.
-    fn wake_starved(&mut self, qpn: Qpn) {
-        if let Some(qp) = self.qps.get_mut(qpn.get())
+    /// A peer on the local path that waits for a receive of this queue pair need not wait any longer.
+    pub(crate) fn wake_local_peer(&mut self, qpn: Qpn) {
+        let Some(qp) = self.qps.get_mut(qpn.get()) else { return };
+        if !core::mem::take(&mut qp.resp.starved_local_peer) {
+            return;
+        }
+        let Path::Local(device) = qp.path else { return };
+        let peer = self.shared.queue_pair(device, qp.attr.dest_qpn);
+        if let Some(qp) = self.qps.get_mut(peer.get())
             && qp.wait == Wait::Rnr
             && matches!(qp.path, Path::Local(_))
         {

@@ -119,7 +119,7 @@ impl Receiver {
         }
         match (bth.opcode.service(), qp.qp_type) {
             (Service::Cnp, _) => return shared.count(self.device, |counters| counters.rcvd_cnp += 1),
-            (Service::Rc, QpType::Rc) | (Service::Ud, QpType::Ud) => {}
+            (Service::Rc, QpType::Rc) | (Service::Uc, QpType::Uc) | (Service::Ud, QpType::Ud) => {}
             _ => {
                 shared.drops.bad_service += 1;
                 note_drop(qps, bth.dest_qpn, "bad_service");
@@ -145,6 +145,9 @@ impl Receiver {
             return qp.handle_datagram(shared, scratch, &self.flow, &headers, &packet[payload]);
         }
         let payload = start + payload.start..start + payload.end;
+        if qp.qp_type == QpType::Uc {
+            return qp.handle_unreliable(shared, scratch, &headers, payload);
+        }
         if bth.opcode.is_response() {
             qp.handle_response(shared, scratch, self.now, &headers, payload);
         } else {

@@ -11,6 +11,7 @@ use crate::ids::IdTable;
 use crate::limits;
 use crate::mad::Mads;
 use crate::schedule::Schedule;
+use crate::srq::Srq;
 use crate::timers::Timers;
 use crate::work::{Completion, CqId, DeviceId, PdId};
 use alloc::collections::{BTreeMap, VecDeque};
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     pub devices: IdTable<Device>,
     pub pds: IdTable<Pd>,
     pub cqs: IdTable<Cq>,
+    pub srqs: IdTable<Srq>,
     pub completions: Completions,
     pub events: VecDeque<AsyncEvent>,
     pub schedule: Schedule,
@@ -45,6 +47,7 @@ impl Shared {
             devices: IdTable::new(limits::MAX_DEVICES, 32, seed(2)),
             pds: IdTable::new(limits::MAX_PDS, 32, seed(3)),
             cqs: IdTable::new(limits::MAX_CQS, 32, seed(4)),
+            srqs: IdTable::new(limits::MAX_SRQS, 32, seed(6)),
             completions: Completions::default(),
             events: VecDeque::new(),
             schedule: Schedule::default(),

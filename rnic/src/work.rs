@@ -16,6 +16,10 @@ pub use emtt::PdId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CqId(pub u32);
 
+/// A shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SrqId(pub u32);
+
 /// One entry of a scatter/gather list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalBuffer {
@@ -215,6 +219,7 @@ pub struct Completion {
     /// Cause of an error in finer steps, see [`crate::vendor_err`]; 0 on success.
     pub vendor_err: u32,
     /// Count of requests of the same queue (send or receive) posted before this one since RESET, modulo 2^32: it and all
-    /// before it are no longer held by the device.
+    /// before it are no longer held by the device. Of a shared receive queue, requests complete in any order, and this one
+    /// alone is no longer held.
     pub queue_index: u32,
 }

@@ -137,7 +137,8 @@ impl ControlClient {
     /// A new reliable-connection queue pair.
     pub fn create_qp(&self, pd: Handle, cq: Handle, caps: QpCaps) -> HandQp {
         const RC: u32 = 2;
-        let request = Request::CreateQp { pd, qp_type: RC, send_cq: cq, recv_cq: cq, caps, all_signaled: true, cookie: 2 };
+        let request =
+            Request::CreateQp { pd, qp_type: RC, send_cq: cq, recv_cq: cq, srq: None, caps, all_signaled: true, cookie: 2 };
         match self.granted(&request) {
             (Reply::Qp { qp, qpn, doorbell, caps }, mut fds) if fds.len() == 1 => {
                 HandQp { handle: qp, qpn, doorbell, caps, memory: fds.remove(0) }

@@ -46,6 +46,10 @@ macro_rules! test_each_row {
             rc_pingpong: "ibv_rc_pingpong", "-g 0 -n 200", Pingpong;
             rc_pingpong_events: "ibv_rc_pingpong", "-g 0 -n 200 -e", Pingpong;
             rc_pingpong_checked: "ibv_rc_pingpong", "-g 0 -n 200 -c", Pingpong;
+            uc_pingpong: "ibv_uc_pingpong", "-g 0 -n 200", Pingpong;
+            uc_pingpong_events: "ibv_uc_pingpong", "-g 0 -n 200 -e", Pingpong;
+            srq_pingpong: "ibv_srq_pingpong", "-g 0 -n 200", Pingpong;
+            srq_pingpong_events: "ibv_srq_pingpong", "-g 0 -n 200 -e", Pingpong;
             ud_pingpong: "ibv_ud_pingpong", "-g 0 -n 200", Pingpong;
             ud_pingpong_events: "ibv_ud_pingpong", "-g 0 -n 200 -e", Pingpong;
             write_bw_all_sizes: "ib_write_bw", "-a -n 40", Results { lines: $crate::matrix::ALL_SIZES };
@@ -63,6 +67,11 @@ macro_rules! test_each_row {
             read_bw_both_ways: "ib_read_bw", "-b -n 100", Results { lines: 1 };
             send_bw_both_ways: "ib_send_bw", "-b -n 100", Results { lines: 1 };
             read_bw_events: "ib_read_bw", "-e -n 100", Results { lines: 1 };
+            send_bw_shared_receives: "ib_send_bw", "--use-srq -q 4 -n 100", Results { lines: 1 };
+            write_bw_uc: "ib_write_bw", "-c UC -n 500", Results { lines: 1 };
+            write_lat_uc: "ib_write_lat", "-c UC -n 300", Results { lines: 1 };
+            send_bw_uc: "ib_send_bw", "-c UC -n 500", Results { lines: 1 };
+            send_lat_uc: "ib_send_lat", "-c UC -n 300", Results { lines: 1 };
             send_bw_ud: "ib_send_bw", "-c UD -n 1000", Results { lines: 1 };
             send_bw_ud_both_ways: "ib_send_bw", "-c UD -b -n 100", Results { lines: 1 };
             send_lat_ud: "ib_send_lat", "-c UD -n 300", Results { lines: 1 };

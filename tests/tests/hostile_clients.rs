@@ -124,7 +124,8 @@ fn handles_and_sizes_that_cannot_be_are_refused() {
         let create = Request::CreateCq { depth: 16, channel: Some(handle), cookie: 0 };
         assert_eq!(client.refused(&create), libc::EINVAL);
         let (pd, send_cq, recv_cq) = (handle, cq, cq);
-        let create = Request::CreateQp { pd, qp_type: 2, send_cq, recv_cq, caps: CAPS, all_signaled: true, cookie: 0 };
+        let create =
+            Request::CreateQp { pd, qp_type: 2, send_cq, recv_cq, srq: None, caps: CAPS, all_signaled: true, cookie: 0 };
         assert_eq!(client.refused(&create), libc::EINVAL);
     }
     for depth in [0, u32::MAX, 1 << 31] {
@@ -140,7 +141,8 @@ fn handles_and_sizes_that_cannot_be_are_refused() {
     for change in impossible {
         let mut caps = CAPS;
         change(&mut caps);
-        let create = Request::CreateQp { pd, qp_type: 2, send_cq: cq, recv_cq: cq, caps, all_signaled: true, cookie: 0 };
+        let create =
+            Request::CreateQp { pd, qp_type: 2, send_cq: cq, recv_cq: cq, srq: None, caps, all_signaled: true, cookie: 0 };
         assert_eq!(client.refused(&create), libc::EINVAL, "{caps:?}");
     }
     // What is in use stays.

@@ -49,6 +49,7 @@ pub mod limits;
 mod ports;
 mod rings;
 mod spin;
+mod srqs;
 mod status;
 mod wake;
 #[cfg(test)]
@@ -60,7 +61,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic::{Config, CqId, Rnic, Work};
+use rnic::{Config, CqId, Rnic, SrqId, Work};
 use roce::{Instant, Qpn};
 use tokio::sync::oneshot;
 
@@ -131,6 +132,8 @@ pub struct Datapath {
     qp_by_number: IdMap<Qpn, (u32, u32)>,
     /// Client and index of each completion queue.
     cq_by_id: IdMap<CqId, (u32, u32)>,
+    /// Client and index of each shared receive queue.
+    srq_by_id: IdMap<SrqId, (u32, u32)>,
     /// Indices of the clients that are polled; all others are armed.
     polled: Vec<u32>,
     /// Client and slot of queue pairs to be looked at in this round.
@@ -201,6 +204,7 @@ impl Datapath {
             client_generation: 0,
             qp_by_number: IdMap::default(),
             cq_by_id: IdMap::default(),
+            srq_by_id: IdMap::default(),
             polled: Vec::new(),
             ready: Vec::new(),
             ready_again: Vec::new(),

@@ -289,6 +289,8 @@ impl Qp {
         if let Err(refuse) = self.accept_datagram(shared, scratch, arrival, at, len) {
             scratch.values.truncate(at);
             refuse(self, shared);
+            // It waits for a datagram that fits, wherever that goes.
+            self.give_receive_back(shared);
         }
     }
 
@@ -305,16 +307,16 @@ impl Qp {
         if arrival.qkey != self.attr.qkey {
             return Err(|qp, shared| shared.count(qp.device, |counters| counters.bad_qkey += 1));
         }
-        let Some(&receive) = self.rq.front() else {
+        if !self.has_receive(shared) {
             return Err(|qp, shared| shared.count(qp.device, |counters| counters.dropped_no_receive += 1));
-        };
-        if len > receive.length {
+        }
+        if len > self.rq.get(self.rq.head).length {
             return Err(|qp, shared| shared.count(qp.device, |counters| counters.dropped_too_long += 1));
         }
         let taken = scratch.pieces.len();
         let add = scratch.batch(shared, Batch::Datagrams, self.resp.expected_psn, at);
         let (buffers, range) = (self.rq.buffers(self.rq.head), (0, u64::from(len)));
-        if for_each_segment(&shared.table, self.pd, buffers, range, Access::LOCAL_WRITE, add).is_err() {
+        if for_each_segment(&shared.table, self.recv_pd, buffers, range, Access::LOCAL_WRITE, add).is_err() {
             scratch.pieces.truncate(taken);
             // The receive is the program's own fault.
             return Err(|qp, shared| {
@@ -322,8 +324,9 @@ impl Qp {
                 qp.enter_error(shared);
             });
         }
+        let (wr_id, queue_index) = self.take_receive(shared);
         let completion = Completion {
-            wr_id: receive.wr_id,
+            wr_id,
             status: Status::Success,
             opcode: Opcode::Recv,
             qpn: self.qpn,
@@ -334,7 +337,7 @@ impl Qp {
                 | if arrival.imm.is_some() { CompletionFlags::WITH_IMM } else { CompletionFlags::empty() },
             solicited: arrival.solicited,
             vendor_err: vendor_err::NONE,
-            queue_index: self.rq.pop(),
+            queue_index,
         };
         shared.complete(self.recv_cq, completion);
         Ok(())

@@ -9,7 +9,7 @@ mod run;
 use super::access::{BadBuffer, Refusal, Remote, for_each_segment, local_right, nak_status};
 use super::responder::{Ending, Message};
 use super::retry::{rnr_retry_allowed, rnr_wait};
-use super::{Path, Qp, SendWqe, Wait};
+use super::{Path, Qp, QpType, SendWqe, Wait};
 use crate::attr::QpState;
 use crate::dma::{Dma, DmaError, Piece};
 use crate::event::Work;
@@ -36,6 +36,8 @@ enum Step {
 enum Fault {
     /// The requester's own memory cannot be reached.
     Ours,
+    /// Nobody is there to take an unreliable message.
+    Lost,
     Refused(Refusal),
 }
 
@@ -104,7 +106,7 @@ impl Rnic {
             return Step::Stop;
         }
         qp.req.cursor.begun = index.wrapping_add(1);
-        let call = qp.call(peer_device);
+        let (call, unreliable) = (qp.call(peer_device), qp.is_unreliable());
         let dest = call.peer(shared);
         let reachable = |peer: &&mut Box<Qp>| {
             // It may have been reset in the middle of a message.
@@ -112,7 +114,11 @@ impl Rnic {
         };
         let ports_are_up = call.ports_are_up(shared);
         let outcome = match qps.get_mut(dest.get()).filter(reachable) {
-            Some(peer) if ports_are_up => peer.serve(shared, scratch, dma, &wqe, moved, len),
+            Some(peer) if ports_are_up => {
+                peer.resp.expected_psn = call.psn;
+                peer.serve(shared, scratch, dma, &wqe, moved, len)
+            }
+            _ if unreliable => Err(Fault::Lost),
             _ => {
                 let qp = qps.get_mut(qpn.get()).expect("looked up above");
                 let deadline = qp.ack_deadline(now);
@@ -121,6 +127,12 @@ impl Rnic {
             }
         };
         let not_ready_code = match outcome {
+            Err(Fault::Refused(refusal)) if unreliable => {
+                if let Some(peer) = qps.get_mut(dest.get()) {
+                    peer.drop_message(shared, refusal);
+                }
+                None
+            }
             Err(Fault::Refused(refusal)) => qps.get_mut(dest.get()).and_then(|peer| peer.refuse_local(shared, refusal)),
             _ => None,
         };
@@ -134,6 +146,14 @@ impl Rnic {
                 qp.finish_local(shared, &wqe);
                 Step::Message(len)
             }
+            Err(Fault::Lost | Fault::Refused(_)) if unreliable => {
+                // A queue pair that talks to itself may be in error now, and this request flushed.
+                if qp.state != QpState::Err {
+                    qp.finish_local(shared, &wqe);
+                }
+                Step::Message(0)
+            }
+            Err(Fault::Lost) => unreachable!("only unreliable messages are lost"),
             Err(Fault::Ours) => {
                 qp.fail_send(shared, Status::LocalProtectionError, vendor_err::LOCAL_MEMORY);
                 Step::Stop
@@ -161,7 +181,10 @@ struct Call {
     number: Qpn,
     peer_device: DeviceId,
     peer_number: Qpn,
+    qp_type: QpType,
     psn: Psn,
+    /// An unreliable message may begin at any PSN.
+    any_psn: bool,
 }
 
 impl Call {
@@ -179,7 +202,8 @@ impl Qp {
     /// The oldest request's call.
     fn call(&self, peer_device: DeviceId) -> Call {
         let (peer_number, psn) = (self.attr.dest_qpn, self.req.cursor.psn);
-        Call { device: self.device, number: self.number, peer_device, peer_number, psn }
+        let any_psn = self.is_unreliable() && self.req.moved == 0;
+        Call { device: self.device, number: self.number, peer_device, peer_number, qp_type: self.qp_type, psn, any_psn }
     }
 
     /// Whether this is the queue pair that is meant, connected back, ready to receive, and expecting this request.
@@ -189,7 +213,8 @@ impl Qp {
             && self.path == Path::Local(call.device)
             && self.number == call.peer_number
             && self.attr.dest_qpn == call.number
-            && self.resp.expected_psn == call.psn
+            && self.qp_type == call.qp_type
+            && (self.resp.expected_psn == call.psn || call.any_psn)
     }
 
     /// Finds the memory behind the next `len` bytes of the oldest request.
@@ -228,7 +253,7 @@ impl Qp {
         match wqe.op {
             SendOp::Send { imm, invalidate } => {
                 if moved == 0 {
-                    self.begin_send()?;
+                    self.begin_send(shared)?;
                 }
                 let ending = Ending { imm, invalidate, solicited: wqe.flags.contains(SendFlags::SOLICITED) };
                 self.take(shared, (ours, theirs), dma, Message::Send, len, is_last.then_some(ending))?;
@@ -307,6 +332,9 @@ impl Qp {
         match refusal {
             Refusal::NotReady => {
                 self.resp.starved_local_peer = true;
+                if let Some(srq) = self.srq {
+                    shared.srq(srq).note_starved(self.qpn);
+                }
                 shared.count(self.device, |counters| counters.send_rnr_err += 1);
                 Some(self.attr.min_rnr_timer)
             }

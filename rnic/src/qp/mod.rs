@@ -3,7 +3,7 @@
 //! On the wire, [`requester`] sends requests and [`response`] takes their answers; [`request`] takes a peer's requests and
 //! [`reply`] answers them. [`local`] does all of that at once for two queue pairs of one host. [`responder`] is what a message
 //! does to this side, and [`access`] the checks before it, on both paths. [`datagram`] is the unreliable datagram service, both ways
-//! and on both paths.
+//! and on both paths, and [`unreliable`] what is different for unreliable connections.
 
 pub(crate) mod access;
 pub(crate) mod burst;
@@ -18,14 +18,16 @@ pub(crate) mod response;
 pub(crate) mod retry;
 pub(crate) mod state;
 pub(crate) mod transmit;
+pub(crate) mod unreliable;
 pub(crate) mod window;
 
 use crate::attr::{AddressVector, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
 use crate::event::AsyncEvent;
 use crate::shared::Shared;
+use crate::srq::Srq;
 use crate::timers::Timer;
 use crate::vendor_err;
-use crate::work::{Completion, CompletionFlags, CqId, DeviceId, Opcode, PdId, SendFlags, SendOp, Status};
+use crate::work::{Completion, CompletionFlags, CqId, DeviceId, Opcode, PdId, SendFlags, SendOp, SrqId, Status};
 use queue::Ring;
 pub(crate) use queue::{RecvWqe, SendWqe};
 use requester::Requester;
@@ -67,12 +69,18 @@ pub(crate) struct Qp {
     pub pd: PdId,
     pub send_cq: CqId,
     pub recv_cq: CqId,
+    /// Where its receives come from, if not from [`Self::rq`], which then holds the one that a message is filling.
+    pub srq: Option<SrqId>,
+    /// Protection domain of the receives.
+    pub recv_pd: PdId,
     pub all_signaled: bool,
     pub state: QpState,
     /// Whether it stands in the schedule's queue.
     pub queued: bool,
     /// Whether anything was received since RTR.
     pub established: bool,
+    /// Whether it was told that a shared receive queue will not be taken from any more.
+    pub told_last_wqe: bool,
     pub wait: Wait,
     pub timer: Timer,
     pub path: Path,
@@ -88,8 +96,12 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    pub fn new(qpn: Qpn, device: DeviceId, pd: PdId, init: &QpInit) -> Self {
+    pub fn new(qpn: Qpn, device: DeviceId, pd: PdId, init: &QpInit, srq: Option<&Srq>) -> Self {
         let caps = init.caps;
+        let (recv_pd, recv_wr, recv_sge) = match srq {
+            Some(srq) => (srq.pd, 1, srq.max_sge()),
+            None => (pd, caps.max_recv_wr, caps.max_recv_sge),
+        };
         Qp {
             qpn,
             number: qpn,
@@ -98,16 +110,19 @@ impl Qp {
             pd,
             send_cq: init.send_cq,
             recv_cq: init.recv_cq,
+            srq: init.srq,
+            recv_pd,
             all_signaled: init.all_signaled,
             state: QpState::Reset,
             queued: false,
             established: false,
+            told_last_wqe: false,
             wait: Wait::Nothing,
             timer: Timer::default(),
             path: Path::Unset,
             attr: no_attributes(caps),
             sq: Ring::for_sends(caps.max_send_wr, caps.max_send_sge),
-            rq: Ring::for_receives(caps.max_recv_wr, caps.max_recv_sge),
+            rq: Ring::for_receives(recv_wr, recv_sge),
             last_drop: None,
             requests_first: false,
             req: Requester::new(),
@@ -203,10 +218,41 @@ impl Qp {
         shared.complete(self.send_cq, completion);
     }
 
+    /// Whether there is a receive for a message; the oldest of [`Self::rq`] is it.
+    #[inline]
+    pub fn has_receive(&mut self, shared: &mut Shared) -> bool {
+        match self.srq {
+            Some(srq) if self.rq.is_empty() => {
+                let Shared { srqs, events, .. } = shared;
+                srqs.get_mut(srq.0).is_some_and(|srq| srq.take(&mut self.rq, events))
+            }
+            _ => !self.rq.is_empty(),
+        }
+    }
+
+    /// Lets go of the oldest receive, which is complete: its `wr_id` and its count in the queue that it was posted to.
+    #[inline]
+    pub fn take_receive(&mut self, shared: &mut Shared) -> (u64, u32) {
+        let RecvWqe { wr_id, index, .. } = *self.rq.get(self.rq.head);
+        self.rq.pop();
+        if let Some(srq) = self.srq {
+            shared.srq(srq).completed();
+        }
+        (wr_id, index)
+    }
+
+    /// Gives the receive that a message was filling back to the shared receive queue.
+    pub fn give_receive_back(&mut self, shared: &mut Shared) {
+        if let Some(srq) = self.srq {
+            shared.srq(srq).give_back(&mut self.rq);
+        }
+    }
+
     /// Completes the oldest receive with an error.
     pub fn fail_receive(&mut self, shared: &mut Shared, status: Status, vendor_err: u32) {
+        let (wr_id, queue_index) = self.take_receive(shared);
         let completion = Completion {
-            wr_id: self.rq.get(self.rq.head).wr_id,
+            wr_id,
             status,
             opcode: Opcode::Recv,
             qpn: self.qpn,
@@ -216,7 +262,7 @@ impl Qp {
             flags: CompletionFlags::empty(),
             solicited: true,
             vendor_err,
-            queue_index: self.rq.pop(),
+            queue_index,
         };
         shared.complete(self.recv_cq, completion);
     }
@@ -235,12 +281,13 @@ impl Qp {
         if !self.sq.is_empty() {
             self.complete_send(shared, status, vendor_err);
         }
-        if self.qp_type == QpType::Rc {
-            self.resp.forget_replies();
-            self.enter_error(shared);
-        } else {
+        if self.is_unreliable() {
             (self.state, self.attr.state) = (QpState::Sqe, QpState::Sqe);
             self.flush_sends(shared);
+            self.req.give_up(&self.sq);
+        } else {
+            self.resp.forget_replies();
+            self.enter_error(shared);
         }
     }
 
@@ -268,6 +315,9 @@ impl Qp {
         while !self.rq.is_empty() {
             self.fail_receive(shared, Status::FlushError, vendor_err::FLUSHED);
         }
+        if self.srq.is_some() && !core::mem::replace(&mut self.told_last_wqe, true) {
+            shared.events.push_back(AsyncEvent::QpLastWqe(self.qpn));
+        }
     }
 
     /// Takes a checked change of attributes and state.
@@ -275,7 +325,7 @@ impl Qp {
         state::apply(&mut self.attr, mask, new);
         let from = core::mem::replace(&mut self.state, to);
         match (from, to) {
-            (_, QpState::Reset) => self.reset(),
+            (_, QpState::Reset) => self.reset(shared),
             (_, QpState::Err) => {
                 self.resp.forget_replies();
                 self.enter_error(shared);
@@ -295,7 +345,9 @@ impl Qp {
         }
     }
 
-    fn reset(&mut self) {
+    fn reset(&mut self, shared: &mut Shared) {
+        self.give_receive_back(shared);
+        self.told_last_wqe = false;
         self.sq.clear();
         self.rq.clear();
         self.stop_timer();
@@ -315,7 +367,7 @@ impl Qp {
 
     fn path_to_peer(&self, shared: &Shared) -> Path {
         match self.qp_type {
-            QpType::Rc => self.route(shared, &self.attr.address, self.attr.dest_qpn),
+            QpType::Rc | QpType::Uc => self.route(shared, &self.attr.address, self.attr.dest_qpn),
             QpType::Ud => Path::PerRequest,
         }
     }

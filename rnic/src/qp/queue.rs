@@ -1,6 +1,9 @@
 //! Send and receive queues: rings of fixed entries with a flat array of buffers, allocated once.
 
-use crate::work::{LocalBuffer, SendFlags, SendOp};
+use super::access::total_length;
+use crate::error::PostError;
+use crate::limits::MAX_MSG;
+use crate::work::{LocalBuffer, RecvRequest, SendFlags, SendOp};
 use alloc::boxed::Box;
 use alloc::vec;
 use roce::{Lkey, Psn};
@@ -46,12 +49,29 @@ impl SendWqe {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecvWqe {
     pub wr_id: u64,
+    /// Its count in the queue that it was posted to.
+    pub index: u32,
     /// Bytes that fit, capped to what a message can have.
     pub length: u32,
 }
 
 impl RecvWqe {
-    const EMPTY: RecvWqe = RecvWqe { wr_id: 0, length: 0 };
+    const EMPTY: RecvWqe = RecvWqe { wr_id: 0, index: 0, length: 0 };
+
+    /// What a request for this queue becomes.
+    ///
+    /// # Errors
+    /// `Invalid` for too many buffers or one that is not `Keyed`.
+    #[inline]
+    pub fn new(request: &RecvRequest<'_>, queue: &Ring<RecvWqe>) -> Result<RecvWqe, PostError> {
+        let keyed = request.buffers.iter().all(|buffer| matches!(buffer, LocalBuffer::Keyed { .. }));
+        if request.buffers.len() > queue.max_sge() || !keyed {
+            return Err(PostError::Invalid);
+        }
+        // A message is never longer than MAX_MSG, so more room than that is the same.
+        let length = total_length(request.buffers).min(MAX_MSG) as u32;
+        Ok(RecvWqe { wr_id: request.wr_id, index: queue.tail, length })
+    }
 }
 
 /// A ring of requests. Requests are named by their count since RESET, modulo 2^32: `head` is the oldest that is held, `tail`
@@ -108,18 +128,34 @@ impl<T: Copy> Ring<T> {
 
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.tail.wrapping_sub(self.head) >= self.capacity
+        self.len() >= self.capacity
+    }
+
+    pub fn len(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    /// Puts a request that was taken from here back before all others. There is room: it left some.
+    pub fn push_front(&mut self, entry: T, buffers: &[LocalBuffer]) {
+        assert!(!self.is_full() && buffers.len() <= self.max_sge());
+        self.head = self.head.wrapping_sub(1);
+        self.put(self.head, entry, buffers);
     }
 
     /// Appends a request. The caller has checked that there is room and that there are not too many buffers.
     #[inline]
     pub fn push(&mut self, entry: T, buffers: &[LocalBuffer]) {
         assert!(!self.is_full() && buffers.len() <= self.max_sge());
-        let slot = self.slot(self.tail);
+        self.put(self.tail, entry, buffers);
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    #[inline]
+    fn put(&mut self, index: u32, entry: T, buffers: &[LocalBuffer]) {
+        let slot = self.slot(index);
         self.entries[slot] = (entry, buffers.len() as u16);
         let start = slot * self.max_sge();
         self.buffers[start..start + buffers.len()].copy_from_slice(buffers);
-        self.tail = self.tail.wrapping_add(1);
     }
 
     #[inline]

@@ -96,7 +96,7 @@ impl Qp {
     }
 
     /// A packet of a SEND or WRITE.
-    fn take_packet(
+    pub fn take_packet(
         &mut self,
         shared: &mut Shared,
         scratch: &mut Scratch,
@@ -140,7 +140,7 @@ impl Qp {
         let opcode = headers.bth.opcode;
         let received = self.resp.received;
         match (self.resp.message, opcode.starts_message(), opcode.kind(), headers.reth) {
-            (None, true, Kind::Send, _) => self.begin_send()?,
+            (None, true, Kind::Send, _) => self.begin_send(shared)?,
             (None, true, _, Some(reth)) => {
                 let whole = reth.length == len && opcode.is_only() || reth.length > len && opcode.is_first();
                 if !whole {

@@ -17,7 +17,7 @@ use crate::shared::{Scratch, Shared};
 use crate::vendor_err;
 use crate::work::{SendFlags, SendOp, Status};
 use emtt::Access;
-use roce::wire::{AtomicEth, Bth, Headers, Opcode, Reth};
+use roce::wire::{AtomicEth, Bth, Headers, Opcode, Reth, Service};
 use roce::{Instant, Psn};
 
 /// Where sending stands.
@@ -89,6 +89,14 @@ impl Requester {
     /// Whether a request was begun that has not completed.
     pub fn has_begun(&self, sq: &Ring<SendWqe>) -> bool {
         self.cursor.begun.wrapping_sub(sq.head) as i32 > 0
+    }
+
+    /// The send queue is in error, and empty. Whatever was begun keeps its PSNs, which the peer will miss.
+    pub fn give_up(&mut self, sq: &Ring<SendWqe>) {
+        self.abandon();
+        let psn = self.cursor.new_psn;
+        self.cursor = Cursor { index: sq.tail, packet: 0, begun: sq.tail, psn, new_psn: psn, unasked: 0 };
+        self.unacked = psn;
     }
 
     /// The queue pair is in error: nothing is under way any more.
@@ -185,6 +193,10 @@ impl Qp {
         if burst.is_empty() || self.state == QpState::Err {
             return None;
         }
+        if self.is_unreliable() {
+            self.complete_sent(shared);
+            return Some(burst);
+        }
         let psn = self.req.cursor.psn;
         if psn.distance_from(self.req.sent_end) > 0 {
             self.req.sent_end = psn;
@@ -235,9 +247,12 @@ impl Qp {
         let wqe = self.sq.get(index);
         let mtu = self.mtu();
         let is_last = packet + 1 == wqe.packets;
+        let service = if self.is_unreliable() { Service::Uc } else { Service::Rc };
         let (kind, psns) = match wqe.op {
-            SendOp::Send { imm, invalidate } => (send_opcode(packet == 0, is_last, imm.is_some(), invalidate.is_some()), 1),
-            SendOp::Write { imm, .. } => (write_opcode(packet == 0, is_last, imm.is_some()), 1),
+            SendOp::Send { imm, invalidate } => {
+                (send_opcode(packet == 0, is_last, imm.is_some(), invalidate.is_some()).of_service(service), 1)
+            }
+            SendOp::Write { imm, .. } => (write_opcode(packet == 0, is_last, imm.is_some()).of_service(service), 1),
             SendOp::Read { .. } => {
                 let chunk = chunk_end(packet, wqe.packets) - packet;
                 if self.req.fetches.len() >= self.attr.max_rd_atomic || (in_flight > 0 && in_flight + chunk > window) {
@@ -291,7 +306,8 @@ impl Qp {
     fn headers(&mut self, plan: &Plan) -> Headers {
         let cursor = &mut self.req.cursor;
         let fills_window = cursor.psn.distance_from(self.req.unacked) + 1 >= self.req.window.packets() as i32;
-        let ack_req = plan.is_last || fills_window || cursor.unasked + 1 >= ACK_INTERVAL;
+        let wants_ack = plan.is_last || fills_window || cursor.unasked + 1 >= ACK_INTERVAL;
+        let ack_req = wants_ack && plan.opcode.service() == Service::Rc;
         cursor.unasked = if ack_req { 0 } else { cursor.unasked + 1 };
         let wqe = self.sq.get(cursor.index);
         let carries_event = matches!(wqe.op, SendOp::Send { .. } | SendOp::Write { imm: Some(_), .. });

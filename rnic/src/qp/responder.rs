@@ -135,8 +135,8 @@ impl Responder {
 
 impl Qp {
     /// A SEND begins: it needs a receive.
-    pub fn begin_send(&mut self) -> Result<(), Refusal> {
-        if self.rq.is_empty() {
+    pub fn begin_send(&mut self, shared: &mut Shared) -> Result<(), Refusal> {
+        if !self.has_receive(shared) {
             return Err(Refusal::NotReady);
         }
         self.resp.message = Some(Message::Send);
@@ -174,7 +174,7 @@ impl Qp {
                     return Err(Refusal::Nak { code: NakCode::InvalidRequest, receive: status });
                 }
                 let (buffers, range) = (self.rq.buffers(self.rq.head), (u64::from(offset), u64::from(len)));
-                for_each_segment(table, self.pd, buffers, range, Access::LOCAL_WRITE, f)
+                for_each_segment(table, self.recv_pd, buffers, range, Access::LOCAL_WRITE, f)
                     .map_err(|BadBuffer| Refusal::operational(vendor_err::LOCAL_KEY))
             }
         }
@@ -190,8 +190,9 @@ impl Qp {
                 return Ok(());
             }
         };
-        let Some(receive) = self.rq.front() else { return Err(Refusal::NotReady) };
-        let wr_id = receive.wr_id;
+        if !self.has_receive(shared) {
+            return Err(Refusal::NotReady);
+        }
         let (imm, flags) = match (ending.imm, ending.invalidate) {
             (Some(imm), _) => (imm, CompletionFlags::WITH_IMM),
             (None, Some(key)) => {
@@ -203,6 +204,7 @@ impl Qp {
             }
             (None, None) => ([0; 4], CompletionFlags::empty()),
         };
+        let (wr_id, queue_index) = self.take_receive(shared);
         let completion = Completion {
             wr_id,
             status: Status::Success,
@@ -214,7 +216,7 @@ impl Qp {
             flags,
             solicited: ending.solicited,
             vendor_err: vendor_err::NONE,
-            queue_index: self.rq.pop(),
+            queue_index,
         };
         self.resp.message = None;
         shared.complete(self.recv_cq, completion);

@@ -233,7 +233,13 @@ impl Qp {
         scratch.close_batch();
         match (written, kind) {
             (Ok(()), _) => shared.completions.release(),
-            (Err(_), Batch::Requests) => self.fail_requests(shared, first_psn),
+            (Err(_), Batch::Requests) => {
+                self.fail_requests(shared, first_psn);
+                if self.is_unreliable() {
+                    // Nobody is told.
+                    self.resp.forget_replies();
+                }
+            }
             (Err(_), Batch::Datagrams) => self.fail_datagrams(shared),
             (Err(_), Batch::Responses | Batch::Values) => self.fail_responses(shared),
         }

@@ -7,10 +7,19 @@ use crate::error::ControlError;
 use crate::limits::MAX_RD_ATOMIC;
 use core::net::IpAddr;
 
+/// What only a connection with acknowledgements has.
+const RELIABILITY: Mask = Mask::TIMEOUT
+    .union(Mask::RETRY_CNT)
+    .union(Mask::RNR_RETRY)
+    .union(Mask::MIN_RNR_TIMER)
+    .union(Mask::MAX_QP_RD_ATOMIC)
+    .union(Mask::MAX_DEST_RD_ATOMIC);
+
 /// Required and optional attributes of a change of state, `STATE` apart; `None` if there is no such change.
 fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(Mask, Mask)> {
     match qp_type {
         QpType::Rc => attributes_of_rc(from, to),
+        QpType::Uc => attributes_of_rc(from, to).map(|(required, optional)| (required - RELIABILITY, optional - RELIABILITY)),
         QpType::Ud => attributes_of_ud(from, to),
     }
 }

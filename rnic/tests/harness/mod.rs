@@ -41,6 +41,7 @@ pub struct End {
     pub pd: PdId,
     pub send_cq: CqId,
     pub recv_cq: CqId,
+    pub srq: Option<SrqId>,
     pub qpn: Qpn,
     pub memory: MemId,
     pub mr: Mr,
@@ -73,6 +74,8 @@ pub struct Setup {
     pub max_dest_rd_atomic: u8,
     pub psn: u32,
     pub ipv6: bool,
+    /// Whether each end has a shared receive queue, which its queue pairs take from.
+    pub srq: bool,
 }
 
 impl Setup {
@@ -94,6 +97,7 @@ impl Setup {
             max_dest_rd_atomic: 4,
             psn: 1000,
             ipv6: false,
+            srq: false,
         }
     }
 }
@@ -156,9 +160,11 @@ impl World {
         let recv_cq = core.create_cq(device).unwrap();
         let memory = self.memory.add(MEMORY);
         self.memory.space(memory).copy_from_slice(&pattern()[n..n + MEMORY]);
+        let (max_wr, max_sge) = (self.setup.depth, self.setup.sge);
         let core = &mut self.nics[nic];
+        let srq = self.setup.srq.then(|| core.create_srq(pd, SrqAttr { max_wr, max_sge, limit: 0 }).unwrap());
         let mr = core.reg_mr(pd, MrInit { iova: BASE, access: Access::all(), runs: runs(memory, MEMORY) }).unwrap();
-        let mut end = End { nic, device, pd, send_cq, recv_cq, qpn: Qpn::default(), memory, mr, ip };
+        let mut end = End { nic, device, pd, send_cq, recv_cq, srq, qpn: Qpn::default(), memory, mr, ip };
         end.qpn = self.queue_pair(&end);
         self.ends.push(end);
         end
@@ -172,6 +178,7 @@ impl World {
             qp_type: self.setup.qp_type,
             send_cq: end.send_cq,
             recv_cq: end.recv_cq,
+            srq: end.srq,
             caps,
             all_signaled: self.setup.all_signaled,
         };
@@ -236,12 +243,14 @@ impl World {
 
     pub fn rtr(&mut self, end: &End, peer: &End) {
         let attr = QpAttr { state: QpState::Rtr, ..self.attr(peer) };
-        self.modify(end, RTR, &attr).unwrap();
+        let mask = if self.setup.qp_type == QpType::Uc { RTR_UC } else { RTR };
+        self.modify(end, mask, &attr).unwrap();
     }
 
     pub fn rts(&mut self, end: &End) {
         let attr = QpAttr { state: QpState::Rts, ..self.attr(end) };
-        self.modify(end, RTS, &attr).unwrap();
+        let mask = if self.setup.qp_type == QpType::Uc { RTS_UC } else { RTS };
+        self.modify(end, mask, &attr).unwrap();
     }
 
     pub fn state(&self, end: &End) -> QpState {
@@ -268,7 +277,11 @@ impl World {
     }
 
     pub fn try_recv(&mut self, end: &End, wr_id: u64, buffers: &[LocalBuffer]) -> Result<(), PostError> {
-        self.nics[end.nic].post_recv(self.now, end.qpn, &RecvRequest { wr_id, buffers })
+        let request = RecvRequest { wr_id, buffers };
+        match end.srq {
+            Some(srq) => self.nics[end.nic].post_srq_recv(self.now, srq, &request),
+            None => self.nics[end.nic].post_recv(self.now, end.qpn, &request),
+        }
     }
 
     pub fn recv(&mut self, end: &End, wr_id: u64, buffers: &[LocalBuffer]) {
@@ -454,6 +467,10 @@ pub const RTR: QpAttrMask = QpAttrMask::STATE
     .union(QpAttrMask::RQ_PSN)
     .union(QpAttrMask::MAX_DEST_RD_ATOMIC)
     .union(QpAttrMask::MIN_RNR_TIMER);
+/// To RTR and RTS, for a connection without acknowledgements.
+pub const RTR_UC: QpAttrMask =
+    QpAttrMask::STATE.union(QpAttrMask::AV).union(QpAttrMask::PATH_MTU).union(QpAttrMask::DEST_QPN).union(QpAttrMask::RQ_PSN);
+pub const RTS_UC: QpAttrMask = QpAttrMask::STATE.union(QpAttrMask::SQ_PSN);
 pub const RTS: QpAttrMask = QpAttrMask::STATE
     .union(QpAttrMask::TIMEOUT)
     .union(QpAttrMask::RETRY_CNT)

@@ -213,6 +213,17 @@ impl Opcode {
         }
     }
 
+    /// The SEND or WRITE of reliable connections, as another connected service has it.
+    ///
+    /// # Panics
+    /// If the service has no such operation: a fault of the caller.
+    pub fn of_service(self, service: Service) -> Opcode {
+        match service {
+            Service::Uc => Opcode::from_code(self.code() | 0b001 << 5).expect("unreliable connections have it"),
+            _ => self,
+        }
+    }
+
     /// Whether this is the first of several packets.
     pub const fn is_first(self) -> bool {
         matches!(self.position(), Position::First)

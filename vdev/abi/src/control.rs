@@ -92,6 +92,36 @@ pub enum Request {
         /// The queue.
         cq: Handle,
     },
+    /// New shared receive queue. Answer: [`Reply::Srq`].
+    CreateSrq {
+        /// The domain.
+        pd: Handle,
+        /// Receives wanted.
+        max_wr: u32,
+        /// Buffers per receive.
+        max_sge: u32,
+        /// See [`Request::SetSrqLimit`].
+        limit: u32,
+        /// The client's own value, sent in asynchronous events.
+        cookie: u64,
+    },
+    /// Sets the number of receives below which one event is sent; 0 for never. Answer: [`Reply::Done`].
+    SetSrqLimit {
+        /// The queue.
+        srq: Handle,
+        /// The number, at most the size of the queue.
+        limit: u32,
+    },
+    /// Asks for the limit: 0 once its event was sent. Answer: [`Reply::SrqLimit`].
+    QuerySrq {
+        /// The queue.
+        srq: Handle,
+    },
+    /// Ends a shared receive queue that no queue pair takes from. Answer: [`Reply::Done`].
+    DestroySrq {
+        /// The queue.
+        srq: Handle,
+    },
     /// New queue pair. Answer: [`Reply::Qp`].
     CreateQp {
         /// The domain.
@@ -102,7 +132,9 @@ pub enum Request {
         send_cq: Handle,
         /// Where receive completions go.
         recv_cq: Handle,
-        /// Sizes wanted.
+        /// Where receives come from, instead of a ring of its own.
+        srq: Option<Handle>,
+        /// Sizes wanted; with a shared receive queue those of receives are 0.
         caps: QpCaps,
         /// Every send request gives a completion.
         all_signaled: bool,
@@ -167,6 +199,16 @@ pub enum Reply {
         /// Entries, a power of two.
         depth: u32,
     },
+    /// A shared receive queue. Descriptors: its memory (a memfd laid out as [`crate::layout::QpLayout::shared`] says). It has no
+    /// doorbell: the client rings that of a queue pair that takes from it.
+    Srq {
+        /// The queue.
+        srq: Handle,
+        /// Receives, a power of two.
+        max_wr: u32,
+    },
+    /// Limit of a shared receive queue.
+    SrqLimit(u32),
     /// A queue pair. Descriptors: its memory (a memfd laid out as [`crate::layout::QpLayout`] for `caps`).
     Qp {
         /// The queue pair.
@@ -234,6 +276,10 @@ pub struct DeviceInfo {
     pub max_mr: u32,
     /// Protection domains per connection.
     pub max_pd: u32,
+    /// Shared receive queues per connection.
+    pub max_srq: u32,
+    /// Receives per shared receive queue.
+    pub max_srq_wr: u32,
     /// READs and atomics per queue pair, each way.
     pub max_qp_rd_atomic: u32,
     /// Longest message in bytes.
@@ -309,7 +355,7 @@ pub struct AsyncRecord {
     pub event: u32,
     /// Zero.
     pub reserved: u32,
-    /// Cookie of the queue pair or completion queue; the port number for port events.
+    /// Cookie of the queue pair, completion queue or shared receive queue; the port number for port events.
     pub cookie: u64,
 }
 

@@ -52,6 +52,12 @@ impl QpLayout {
     /// Header, `u32`: receive entries ever posted, modulo 2^32; written by the client.
     pub const RQ_PRODUCER: usize = 64;
 
+    /// The layout of a shared receive queue: a receive ring alone. `None` as for [`Self::new`].
+    pub fn shared(max_wr: u32, max_sge: u32) -> Option<(QpLayout, QpCaps)> {
+        let caps = QpCaps { max_recv_wr: max_wr, max_recv_sge: max_sge, ..QpCaps::default() };
+        QpLayout::new(&caps).map(|layout| (layout, caps))
+    }
+
     /// The layout for these sizes, or `None` if they overflow. Ring depths are the wanted numbers rounded up to powers of two;
     /// entries are as long as the larger of buffers and inline data needs.
     pub fn new(caps: &QpCaps) -> Option<QpLayout> {

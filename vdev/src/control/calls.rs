@@ -10,13 +10,14 @@ use std::sync::Arc;
 use emtt::Access;
 use nix::fcntl::OFlag;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use rnic::{QpType, limits as core_limits};
+use rnic::{QpType, SrqAttr, limits as core_limits};
 use roce::{Gid, Mtu};
 use tokio::sync::mpsc;
 use vdev_abi::cm::{CmReply, CmRequest};
 use vdev_abi::control::{ABI_VERSION, DeviceInfo, Handle, PortInfo, QpAttr, QpCaps, Refusal, Reply, Request, SharedRange};
 use vdev_abi::layout::{ContextPage, CqLayout, DOORBELL_SLOTS, QpLayout, STAGING_BYTES};
 use vdev_abi::mapping::Mapping;
+use vdev_abi::queue::RecvConsumer;
 
 use super::devices::Device;
 use super::session::Answer;
@@ -107,12 +108,24 @@ impl<'a> Caller<'a> {
             Request::CreateCq { depth, channel, cookie } => self.create_cq(client, depth, channel, cookie).await,
             Request::ResizeCq { cq, depth } => self.resize_cq(client, cq, depth).await,
             Request::DestroyCq { cq } => self.done(move |d| d.destroy_cq(client, cq)).await,
-            Request::CreateQp { pd, qp_type, send_cq, recv_cq, caps, all_signaled, cookie } => {
-                let qp_type = [QpType::Rc, QpType::Ud].into_iter().find(|&known| known as u32 == qp_type).ok_or_else(|| {
-                    let message = format!("queue pairs of type {qp_type} are not supported, only RC (2) and UD (4)");
-                    refuse(libc::EOPNOTSUPP, message)
-                })?;
-                self.create_qp(client, QpRequest { qp_type, pd, send_cq, recv_cq, caps, all_signaled, cookie }).await
+            Request::CreateSrq { pd, max_wr, max_sge, limit, cookie } => {
+                self.create_srq(client, pd, SrqAttr { max_wr, max_sge, limit }, cookie).await
+            }
+            Request::SetSrqLimit { srq, limit } => self.done(move |d| d.set_srq_limit(client, srq, limit)).await,
+            Request::QuerySrq { srq } => {
+                self.on_datapath(move |d| d.query_srq(client, srq)).await.map(|limit| (Reply::SrqLimit(limit), Vec::new()))
+            }
+            Request::DestroySrq { srq } => self.done(move |d| d.destroy_srq(client, srq)).await,
+            Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, caps, all_signaled, cookie } => {
+                let qp_type = [QpType::Rc, QpType::Uc, QpType::Ud]
+                    .into_iter()
+                    .find(|&known| known as u32 == qp_type)
+                    .ok_or_else(|| {
+                        let message =
+                            format!("queue pairs of type {qp_type} are not supported, only RC (2), UC (3) and UD (4)");
+                        refuse(libc::EOPNOTSUPP, message)
+                    })?;
+                self.create_qp(client, QpRequest { qp_type, pd, send_cq, recv_cq, srq, caps, all_signaled, cookie }).await
             }
             Request::ModifyQp { qp, mask, attr } => {
                 self.check_path(mask, &attr)?;
@@ -220,6 +233,8 @@ impl<'a> Caller<'a> {
             max_cqe: limits::CQE,
             max_mr: limits::REGIONS as u32,
             max_pd: limits::PDS as u32,
+            max_srq: limits::SRQS as u32,
+            max_srq_wr: core_limits::MAX_SRQ_WR,
             max_qp_rd_atomic: core_limits::MAX_RD_ATOMIC.into(),
             max_msg_size: core_limits::MAX_MSG as u32,
             gids: self.device.gids().iter().map(|gid| gid.0).collect(),
@@ -292,8 +307,28 @@ impl<'a> Caller<'a> {
         Ok((Reply::Cq { cq, depth: layout.depth }, vec![fd]))
     }
 
+    async fn create_srq(&self, client: ClientId, pd: Handle, wanted: SrqAttr, cookie: u64) -> Answer {
+        let SrqAttr { max_wr, max_sge, .. } = wanted;
+        if max_wr == 0 || max_wr > core_limits::MAX_SRQ_WR || max_sge > core_limits::MAX_SGE {
+            let (wr, sge) = (core_limits::MAX_SRQ_WR, core_limits::MAX_SGE);
+            let message = format!("a shared receive queue has 1 to {wr} receives of {sge} buffers, not {max_wr} of {max_sge}");
+            return Err(refuse(libc::EINVAL, message));
+        }
+        let (layout, caps) =
+            QpLayout::shared(max_wr, max_sge).ok_or_else(|| refuse(libc::EINVAL, "no such shared receive queue"))?;
+        let (fd, memory) = Mapping::create(c"vrdma-srq", layout.bytes).map_err(system("a receive ring"))?;
+        let attr = SrqAttr { max_wr: layout.rq_depth, ..wanted };
+        let recv = RecvConsumer::new(&layout, &caps);
+        let srq = self.on_datapath(move |d| d.create_srq(client, pd, attr, memory, recv, cookie)).await?;
+        Ok((Reply::Srq { srq, max_wr: layout.rq_depth }, vec![fd]))
+    }
+
     async fn create_qp(&self, client: ClientId, request: QpRequest) -> Answer {
-        let (caps, layout) = grant(&request.caps)?;
+        let (max_recv_wr, max_recv_sge) = match request.srq {
+            Some(_) => (0, 0),
+            None => (request.caps.max_recv_wr, request.caps.max_recv_sge),
+        };
+        let (caps, layout) = grant(&QpCaps { max_recv_wr, max_recv_sge, ..request.caps })?;
         let request = QpRequest { caps, ..request };
         let (fd, memory) = Mapping::create(c"vrdma-qp", layout.bytes).map_err(system("the rings of a queue pair"))?;
         let memory = Arc::new(memory);

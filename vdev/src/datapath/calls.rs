@@ -15,7 +15,7 @@ use vdev_abi::mapping::Mapping;
 use vdev_abi::queue::{RecvConsumer, SendConsumer};
 
 use super::Datapath;
-use super::clients::{Channel, Client, ClientId, CompletionQueue, QueuePair, Region};
+use super::clients::{Channel, Client, ClientId, CompletionQueue, QueuePair, Region, SharedReceiveQueue};
 use super::handles::Handles;
 use super::limits;
 use crate::attr;
@@ -26,7 +26,7 @@ pub fn refuse(errno: i32, message: impl Into<String>) -> Refusal {
     Refusal { errno, message: message.into() }
 }
 
-fn refused(error: &ControlError) -> Refusal {
+pub(super) fn refused(error: &ControlError) -> Refusal {
     let errno = match error {
         ControlError::Invalid(_) | ControlError::NotFound(_) => libc::EINVAL,
         ControlError::Busy(_) => libc::EBUSY,
@@ -36,11 +36,11 @@ fn refused(error: &ControlError) -> Refusal {
     refuse(errno, error.to_string())
 }
 
-fn unknown(kind: &str, handle: Handle) -> Refusal {
+pub(super) fn unknown(kind: &str, handle: Handle) -> Refusal {
     refuse(libc::EINVAL, format!("this connection has no {kind} {handle:#x}"))
 }
 
-fn full(kind: &str, limit: usize) -> Refusal {
+pub(super) fn full(kind: &str, limit: usize) -> Refusal {
     refuse(libc::ENOMEM, format!("this connection has {limit} {kind}, which is the limit"))
 }
 
@@ -49,7 +49,8 @@ fn gone() -> Refusal {
     refuse(libc::EIO, "the daemon has ended this connection")
 }
 
-type Answer<T> = Result<T, Refusal>;
+/// What a call answers.
+pub(super) type Answer<T> = Result<T, Refusal>;
 
 /// A new region.
 pub struct NewRegion {
@@ -82,6 +83,8 @@ pub struct QpRequest {
     pub send_cq: Handle,
     /// Where receive completions go.
     pub recv_cq: Handle,
+    /// Where receives come from instead of a ring of its own.
+    pub srq: Option<Handle>,
     /// Sizes granted.
     pub caps: QpCaps,
     /// Every send request gives a completion.
@@ -92,7 +95,7 @@ pub struct QpRequest {
 
 impl Datapath {
     /// The client and the core, which most calls need together.
-    fn with_client(&mut self, id: ClientId) -> Answer<(&mut Rnic, &mut Client)> {
+    pub(super) fn with_client(&mut self, id: ClientId) -> Answer<(&mut Rnic, &mut Client)> {
         let client = self.clients.get_mut(id.index as usize).and_then(Option::as_deref_mut).filter(|client| client.is(id));
         Ok((&mut self.rnic, client.ok_or_else(gone)?))
     }
@@ -303,15 +306,19 @@ impl Datapath {
     /// New queue pair over this memory.
     pub fn create_qp(&mut self, id: ClientId, memory: Arc<Mapping>, layout: &QpLayout, request: &QpRequest) -> Answer<NewQp> {
         let (rnic, client) = self.with_client(id)?;
-        let QpRequest { qp_type, pd, send_cq, recv_cq, caps, all_signaled, cookie } = *request;
+        let QpRequest { qp_type, pd, send_cq, recv_cq, srq, caps, all_signaled, cookie } = *request;
         let &pd = client.pds.get(pd).ok_or_else(|| unknown("protection domain", pd))?;
         let send_cq = client.cqs.get(send_cq).ok_or_else(|| unknown("completion queue", send_cq))?.id;
         let recv_cq = client.cqs.get(recv_cq).ok_or_else(|| unknown("completion queue", recv_cq))?.id;
+        let srq_id = match srq {
+            None => None,
+            Some(srq) => Some(client.srqs.get(srq).ok_or_else(|| unknown("shared receive queue", srq))?.id),
+        };
         if !client.qps.has_room() {
             return Err(full("queue pairs", vdev_abi::layout::DOORBELL_SLOTS));
         }
         charge(&mut client.ring_bytes, layout.bytes)?;
-        let init = QpInit { qp_type, send_cq, recv_cq, caps: attr::caps_to_core(&caps), all_signaled };
+        let init = QpInit { qp_type, send_cq, recv_cq, srq: srq_id, caps: attr::caps_to_core(&caps), all_signaled };
         let qpn = match rnic.create_qp(pd, init) {
             Ok(qpn) => qpn,
             Err(error) => {
@@ -329,6 +336,7 @@ impl Datapath {
             unkeyed: client.unkeyed(ring),
             send: SendConsumer::new(layout, &caps),
             recv: RecvConsumer::new(layout, &caps),
+            srq: srq.map(Handles::<SharedReceiveQueue>::index_of),
             queued: false,
             cookie,
         };
@@ -398,7 +406,7 @@ impl Datapath {
     }
 }
 
-fn charge(ring_bytes: &mut u64, bytes: usize) -> Answer<()> {
+pub(super) fn charge(ring_bytes: &mut u64, bytes: usize) -> Answer<()> {
     let wanted = *ring_bytes + bytes as u64;
     if wanted > limits::RING_BYTES {
         return Err(refuse(

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use emtt::MemId;
 use nix::sys::eventfd::EventFd;
-use rnic::{CqId, DeviceId, PdId, QpType};
+use rnic::{CqId, DeviceId, PdId, QpType, SrqId};
 use roce::{Instant, Lkey, Qpn};
 use tokio::sync::mpsc;
 use vdev_abi::completion::CqProducer;
@@ -96,6 +96,15 @@ pub(super) struct CompletionQueue {
     pub event_waits: bool,
 }
 
+/// A shared receive queue.
+#[derive(Debug)]
+pub(super) struct SharedReceiveQueue {
+    pub id: SrqId,
+    pub memory: Mapping,
+    pub recv: RecvConsumer,
+    pub cookie: u64,
+}
+
 /// A queue pair: its index in the table is its doorbell slot.
 #[derive(Debug)]
 pub(super) struct QueuePair {
@@ -105,6 +114,8 @@ pub(super) struct QueuePair {
     pub unkeyed: Unkeyed,
     pub send: SendConsumer,
     pub recv: RecvConsumer,
+    /// Where its receives come from instead: index in [`Client::srqs`], which outlives it.
+    pub srq: Option<u32>,
     /// In the list of queue pairs to be looked at.
     pub queued: bool,
     pub cookie: u64,
@@ -126,6 +137,7 @@ pub struct Client {
     pub(super) regions: Handles<Region>,
     pub(super) channels: Handles<Channel>,
     pub(super) cqs: Handles<CompletionQueue>,
+    pub(super) srqs: Handles<SharedReceiveQueue>,
     pub(super) qps: Handles<QueuePair>,
     pub(super) cm: ClientCm,
     /// Bytes of rings, bounded by [`limits::RING_BYTES`].
@@ -196,6 +208,7 @@ impl Datapath {
             regions: Handles::new(limits::REGIONS),
             channels: Handles::new(limits::CHANNELS),
             cqs: Handles::new(limits::CQS),
+            srqs: Handles::new(limits::SRQS),
             qps: Handles::new(DOORBELL_SLOTS),
             cm: ClientCm::new(),
             ring_bytes: 0,
@@ -249,6 +262,12 @@ impl Datapath {
                 tracing::error!(qpn = %qp.qpn, %error, "a queue pair was unknown to the core");
             }
             self.memories.remove(qp.unkeyed.ring);
+        }
+        for (_, srq) in client.srqs.iter() {
+            self.srq_by_id.remove(&srq.id);
+            if let Err(error) = self.rnic.destroy_srq(srq.id) {
+                tracing::error!(%error, "a shared receive queue outlived its client");
+            }
         }
         for (_, cq) in client.cqs.iter() {
             self.cq_by_id.remove(&cq.id);

@@ -27,6 +27,8 @@ mod event {
     pub const SQ_DRAINED: u32 = 5;
     pub const PORT_ACTIVE: u32 = 9;
     pub const PORT_ERR: u32 = 10;
+    pub const SRQ_LIMIT_REACHED: u32 = 15;
+    pub const QP_LAST_WQE_REACHED: u32 = 16;
 }
 
 /// The only port of a device.
@@ -157,6 +159,14 @@ impl Datapath {
                 AsyncEvent::QpAccessError(qpn) => self.send_qp_event(qpn, event::QP_ACCESS_ERR),
                 AsyncEvent::CommunicationEstablished(qpn) => self.send_qp_event(qpn, event::COMM_EST),
                 AsyncEvent::SqDrained(qpn) => self.send_qp_event(qpn, event::SQ_DRAINED),
+                AsyncEvent::QpLastWqe(qpn) => self.send_qp_event(qpn, event::QP_LAST_WQE_REACHED),
+                AsyncEvent::SrqLimit(srq) => {
+                    if let Some(&(index, srq_index)) = self.srq_by_id.get(&srq) {
+                        let cookie =
+                            self.clients[index as usize].as_ref().and_then(|client| Some(client.srqs.at(srq_index)?.cookie));
+                        self.send_event(index, event::SRQ_LIMIT_REACHED, cookie);
+                    }
+                }
                 AsyncEvent::PortActive(device, _) => self.send_port_event(device, event::PORT_ACTIVE),
                 AsyncEvent::PortError(device) => self.send_port_event(device, event::PORT_ERR),
             }

@@ -8,6 +8,8 @@ pub const REGIONS: usize = 1 << 17;
 pub const CHANNELS: usize = 256;
 /// Completion queues.
 pub const CQS: usize = 4096;
+/// Shared receive queues.
+pub const SRQS: usize = 1024;
 /// Completions per queue.
 pub const CQE: u32 = 1 << 17;
 /// Bytes of rings: the client's processes are charged for the pages, but the daemon reads them in.

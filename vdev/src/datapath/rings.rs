@@ -8,9 +8,11 @@
 //!
 //! Owns: reading of rings and what a bad entry means (the end of that client). Never writes to a ring.
 
-use rnic::{PostError, SendOp, limits::MAX_SGE};
+use rnic::{PostError, RecvRequest, SendOp, SrqId, limits::MAX_SGE};
 use roce::Qpn;
 use vdev_abi::layout::Sge;
+use vdev_abi::mapping::Mapping;
+use vdev_abi::queue::RecvConsumer;
 
 use super::Datapath;
 use crate::sq::{self, Buffers, NO_BUFFER};
@@ -149,28 +151,48 @@ impl Datapath {
         }
     }
 
-    fn drain_receives(&mut self, client: u32, slot: u32) {
-        let Some(qp) = self.clients[client as usize].as_deref_mut().and_then(|client| client.qps.at_mut(slot)) else { return };
-        let mut pending = match qp.recv.refresh(&qp.memory) {
-            Ok(pending) => pending,
-            Err(corrupt) => return self.condemn(client, corrupt),
-        };
-        let scratch = &mut self.scratch;
-        while pending > 0 {
-            pending -= 1;
-            let entry = match qp.recv.take(&qp.memory, &mut scratch.sges) {
-                Ok(Some(entry)) => entry,
-                Ok(None) => break,
-                Err(corrupt) => return self.condemn(client, corrupt),
-            };
-            let posted = sq::recv_request(&entry, &scratch.sges[..entry.num_sge as usize], &mut scratch.buffers)
-                .map_err(|bad| bad.to_string())
-                .and_then(|request| accepted(self.rnic.post_recv(self.now, qp.qpn, &request)));
-            if let Err(reason) = posted {
-                return self.condemn(client, reason);
-            }
+    fn drain_receives(&mut self, index: u32, slot: u32) {
+        let Some(client) = self.clients[index as usize].as_deref_mut() else { return };
+        let Some(qp) = client.qps.at_mut(slot) else { return };
+        if let Some(srq) = qp.srq {
+            return self.drain_shared(index, srq);
+        }
+        let post = |request: RecvRequest<'_>| self.rnic.post_recv(self.now, qp.qpn, &request);
+        if let Err(reason) = drain(&mut qp.recv, &qp.memory, &mut self.scratch, post) {
+            self.condemn(index, reason);
         }
     }
+
+    /// Empties the ring of a shared receive queue.
+    pub(super) fn drain_srq(&mut self, srq: SrqId) {
+        if let Some(&(client, index)) = self.srq_by_id.get(&srq) {
+            self.drain_shared(client, index);
+        }
+    }
+
+    fn drain_shared(&mut self, index: u32, srq: u32) {
+        let Some(srq) = self.clients[index as usize].as_deref_mut().and_then(|client| client.srqs.at_mut(srq)) else { return };
+        let post = |request: RecvRequest<'_>| self.rnic.post_srq_recv(self.now, srq.id, &request);
+        if let Err(reason) = drain(&mut srq.recv, &srq.memory, &mut self.scratch, post) {
+            self.condemn(index, reason);
+        }
+    }
+}
+
+/// Posts everything that a receive ring holds.
+fn drain(
+    ring: &mut RecvConsumer,
+    memory: &Mapping,
+    scratch: &mut Scratch,
+    mut post: impl FnMut(RecvRequest<'_>) -> Result<(), PostError>,
+) -> Result<(), String> {
+    let pending = ring.refresh(memory).map_err(|corrupt| corrupt.to_string())?;
+    for _ in 0..pending {
+        let Some(entry) = ring.take(memory, &mut scratch.sges).map_err(|corrupt| corrupt.to_string())? else { break };
+        let request = sq::recv_request(&entry, &scratch.sges[..entry.num_sge as usize], &mut scratch.buffers);
+        accepted(post(request.map_err(|bad| bad.to_string())?))?;
+    }
+    Ok(())
 }
 
 /// The library never posts more than a queue holds nor what the core calls invalid. It can post to a queue pair that another

@@ -111,8 +111,16 @@ impl Program {
         let consumer = CqConsumer::new(&layout);
         let layout = QpLayout::new(&CAPS).unwrap();
         let (rings, theirs) = shared(layout.bytes);
-        let request =
-            QpRequest { qp_type: rnic::QpType::Rc, pd, send_cq: cq, recv_cq: cq, caps: CAPS, all_signaled: true, cookie: 0 };
+        let request = QpRequest {
+            qp_type: rnic::QpType::Rc,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            caps: CAPS,
+            all_signaled: true,
+            cookie: 0,
+        };
         let qp = datapath.create_qp(id, Arc::new(theirs), &layout, &request).unwrap();
         let sends = RingProducer::send(&layout);
         let (qp, qpn, slot, key) = (qp.handle, qp.qpn, qp.slot, region.lkey);

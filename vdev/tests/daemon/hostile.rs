@@ -129,8 +129,16 @@ fn handles_of_others_freed_and_guessed_name_nothing() {
     raw.call(&Request::DeallocPd { pd: freed }).unwrap();
     let (pd, cq, qp, mr) = (owner.pd, owner.cq.handle, owner.qp.handle, owner.mr);
     let reg = |pd| Request::RegMr { pd, addr: 0, length: 0, iova: 0, access: 0, shared: Vec::new() };
-    let create =
-        |pd, cq| Request::CreateQp { pd, qp_type: 2, send_cq: cq, recv_cq: cq, caps: CAPS, all_signaled: false, cookie: 0 };
+    let create = |pd, cq| Request::CreateQp {
+        pd,
+        qp_type: 2,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        caps: CAPS,
+        all_signaled: false,
+        cookie: 0,
+    };
     let attr = QpAttr { qp_state: 1, ..QpAttr::default() };
     let mine = raw.pd();
     for request in [
@@ -164,8 +172,16 @@ fn sizes_beyond_the_limits_are_refused_and_cost_nothing() {
         assert_eq!(raw.errno(&Request::CreateCq { depth, channel: None, cookie: 0 }), libc::EINVAL, "{depth}");
     }
     raw.cq(raw.info.max_cqe, None, 0);
-    let create =
-        |qp_type, caps| Request::CreateQp { pd, qp_type, send_cq: cq, recv_cq: cq, caps, all_signaled: false, cookie: 0 };
+    let create = |qp_type, caps| Request::CreateQp {
+        pd,
+        qp_type,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        caps,
+        all_signaled: false,
+        cookie: 0,
+    };
     let limit = raw.info.max_qp_wr;
     for caps in [
         QpCaps { max_send_wr: limit + 1, ..CAPS },

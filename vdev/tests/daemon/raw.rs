@@ -132,7 +132,8 @@ impl Raw {
     }
 
     pub fn qp(&self, pd: Handle, cq: Handle, caps: QpCaps) -> Qp {
-        let request = Request::CreateQp { pd, qp_type: 2, send_cq: cq, recv_cq: cq, caps, all_signaled: false, cookie: 77 };
+        let request =
+            Request::CreateQp { pd, qp_type: 2, send_cq: cq, recv_cq: cq, srq: None, caps, all_signaled: false, cookie: 77 };
         let (reply, fds) = self.call_with(&request, &[]).unwrap();
         let Reply::Qp { qp, qpn, doorbell, caps } = reply else { panic!("{reply:?}") };
         let layout = QpLayout::new(&caps).unwrap();

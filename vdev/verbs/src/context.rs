@@ -8,6 +8,7 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::memory::Regions;
 use crate::qp::Qp;
+use crate::srq::Srq;
 use crate::staging::Staging;
 use core::ptr;
 use std::collections::HashMap;
@@ -85,6 +86,8 @@ pub enum Object {
     Cq(*mut Cq),
     /// A queue pair.
     Qp(*mut Qp),
+    /// A shared receive queue.
+    Srq(*mut Srq),
 }
 
 // SAFETY: the pointers are only handed back to the program, or followed while the object is in the table.
@@ -267,7 +270,7 @@ fn verbs(device: &'static Device, cmd_fd: i32, async_fd: i32) -> verbs_context {
         poll_cq: crate::poll::poll_cq,
         req_notify_cq: crate::cq::req_notify_cq,
         compat2: [ptr::null(); 7],
-        post_srq_recv: crate::unsupported::post_srq_recv,
+        post_srq_recv: crate::srq::post_srq_recv,
         compat3: [ptr::null(); 4],
         post_send: crate::post::post_send,
         post_recv: crate::post::post_recv,

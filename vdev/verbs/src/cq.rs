@@ -98,16 +98,19 @@ impl Cq {
         &self.current
     }
 
-    /// Withdraws the completions of a queue pair that were written and not polled.
-    pub fn withdraw(&self, qpn: u32) {
+    /// Withdraws the completions of a queue pair that were written and not polled. Returns how many of them were receives.
+    pub fn withdraw(&self, qpn: u32) -> u32 {
         let state = lock(&self.state);
+        let mut receives = 0;
         for ahead in 0.. {
-            let Some(mut entry) = state.peek(ahead) else { return };
-            if entry.qpn == qpn {
+            let Some(mut entry) = state.peek(ahead) else { break };
+            if entry.qpn == qpn && entry.slot != WITHDRAWN {
+                receives += u32::from(entry.is_recv != 0);
                 entry.slot = WITHDRAWN;
                 state.ring.consumer.replace(&state.ring.map, ahead, &entry);
             }
         }
+        receives
     }
 
     /// Waits until no poll that began before is still running.

@@ -2,13 +2,14 @@
 
 use crate::abi::codes::event;
 use crate::abi::device::ibv_context;
-use crate::abi::object::{ibv_async_event, ibv_cq, ibv_qp};
+use crate::abi::object::{ibv_async_event, ibv_cq, ibv_qp, ibv_srq};
 use crate::channel::{Event, read_record};
 use crate::connection::{Errno, GONE};
 use crate::context::{Context, Object};
 use crate::cq::Cq;
 use crate::foreign::{minus_one, own_context, own_object, verbs};
 use crate::qp::Qp;
+use crate::srq::Srq;
 use core::ffi::{c_int, c_void};
 use core::ptr;
 use std::os::fd::AsRawFd;
@@ -19,6 +20,7 @@ use std::sync::atomic::Ordering;
 enum About {
     Cq,
     Qp,
+    Srq,
     Port,
     Device,
 }
@@ -28,6 +30,7 @@ fn about(event_type: u32) -> Option<About> {
         event::CQ_ERR => Some(About::Cq),
         event::QP_FATAL..=event::PATH_MIG_ERR | event::QP_LAST_WQE_REACHED => Some(About::Qp),
         event::PORT_ACTIVE..=event::SM_CHANGE | event::CLIENT_REREGISTER | event::GID_CHANGE => Some(About::Port),
+        event::SRQ_ERR | event::SRQ_LIMIT_REACHED => Some(About::Srq),
         event::DEVICE_FATAL => Some(About::Device),
         _ => None,
     }
@@ -61,9 +64,10 @@ fn next_event(context: &Context) -> Result<ibv_async_event, Errno> {
         let element: *mut c_void = match about(event_type) {
             Some(About::Port) => cookie as *mut c_void,
             Some(About::Device) => ptr::null_mut(),
-            Some(About::Cq | About::Qp) => match context.event_for(cookie) {
+            Some(About::Cq | About::Qp | About::Srq) => match context.event_for(cookie) {
                 Some(Object::Cq(cq)) => cq.cast(),
                 Some(Object::Qp(qp)) => qp.cast(),
+                Some(Object::Srq(srq)) => srq.cast(),
                 // Of an object that was destroyed meanwhile.
                 None => continue,
             },
@@ -87,6 +91,11 @@ unsafe fn acknowledge(event: &ibv_async_event) {
             let qp = event.element.cast::<ibv_qp>();
             Context::of((*qp).context).acknowledge(Qp::of(qp).cookie(), 1);
         },
+        // SAFETY: as above.
+        Some(About::Srq) => unsafe {
+            let srq = event.element.cast::<ibv_srq>();
+            Context::of((*srq).context).acknowledge(Srq::of(srq).cookie(), 1);
+        },
         _ => {}
     }
 }
@@ -99,7 +108,7 @@ unsafe fn own_event(event: *const ibv_async_event) -> bool {
     // SAFETY: per contract; an element of these types is an object.
     unsafe {
         match about((*event).event_type) {
-            Some(About::Cq | About::Qp) => own_object((*event).element),
+            Some(About::Cq | About::Qp | About::Srq) => own_object((*event).element),
             // The real library has nothing to do for events without an object.
             Some(About::Port | About::Device) => true,
             None => false,
@@ -136,6 +145,7 @@ mod tests {
         assert_eq!((kinds[1], kinds[7], kinds[16]), (Some(About::Qp), Some(About::Qp), Some(About::Qp)));
         assert_eq!(kinds[8], Some(About::Device));
         assert_eq!((kinds[9], kinds[13], kinds[18]), (Some(About::Port), Some(About::Port), Some(About::Port)));
-        assert_eq!((kinds[14], kinds[15], kinds[19]), (None, None, None), "shared receive queues and work queues");
+        assert_eq!((kinds[14], kinds[15]), (Some(About::Srq), Some(About::Srq)));
+        assert_eq!(kinds[19], None, "work queues");
     }
 }

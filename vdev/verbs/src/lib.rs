@@ -8,10 +8,10 @@
 //! symbol versions of that library (`versions`) instead of under their plain names, and there is no real library behind.
 //!
 //! Where to look: `device` lists and opens devices, `context` holds what one opened device owns, `connection` talks to the
-//! daemon, `domain`, `memory`, `channel`, `cq`, `qp` and `ah` make and end objects, `post` and `poll` are the data path, `cq_ex` and
-//! `qp_ex` the same by function calls, `query`, `clock` and `events` answer questions, `names` knows strings and rates, `unsupported`
-//! refuses the rest, `symbols` serves programs that load libibverbs at run time. `cm` is connection management: the functions of
-//! librdmacm. `abi` is the C interface.
+//! daemon, `domain`, `memory`, `channel`, `cq`, `qp`, `srq` and `ah` make and end objects, `post` and `poll` are the data path, `cq_ex`
+//! and `qp_ex` the same by function calls, `query`, `clock` and `events` answer questions, `names` knows strings and rates,
+//! `unsupported` refuses the rest, `symbols` serves programs that load libibverbs at run time. `cm` is connection management: the
+//! functions of librdmacm. `abi` is the C interface.
 //!
 //! Rules that hold everywhere: no verb waits for a daemon that is gone (its socket closes, every call fails, and one
 //! `IBV_EVENT_DEVICE_FATAL` says so); a child after `fork` cannot use its parent's objects and gets an error; an object pointer
@@ -42,6 +42,7 @@ mod qp;
 mod qp_ex;
 mod query;
 mod shared_ranges;
+mod srq;
 mod staging;
 #[cfg(not(versioned))]
 mod symbols;

@@ -11,11 +11,13 @@ use crate::context::{Context, lock};
 use crate::foreign::set_errno;
 use crate::memory::Sources;
 use crate::qp::Qp;
+use crate::srq::Srq;
 use core::ffi::c_int;
 use core::{iter, slice};
 use std::sync::Mutex;
 use vdev_abi::copy::Fault;
 use vdev_abi::layout::{RecvEntry, STAGING_LKEY, SendEntry, Sge};
+use vdev_abi::mapping::Mapping;
 use vdev_abi::queue::{FLAG_INLINE, RingProducer};
 
 const INVALID: Errno = Errno(libc::EINVAL);
@@ -32,8 +34,9 @@ pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr
         // SAFETY: per contract, the chain is valid.
         unsafe { push_send(context, ours, ring, request) }.map(|()| request.next)
     };
+    let target = Target { ring: &ours.send().ring, map: ours.map(), tell: &|| context.ring(ours.slot()) };
     // SAFETY: per contract.
-    unsafe { post_chain(context, ours, allowed, &ours.send().ring, wr, bad_wr, push) }
+    unsafe { post_chain(target, allowed, wr, bad_wr, push) }
 }
 
 /// Posts a chain of receive requests; called through the context.
@@ -43,13 +46,38 @@ pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr
 pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: per contract.
     let (ours, context) = unsafe { (Qp::of(qp), Context::of((*qp).context)) };
-    let allowed = context.check().and(if ours.may_receive() { Ok(()) } else { Err(INVALID) });
+    let allowed = context.check().and(if ours.may_receive() && ours.srq().is_none() { Ok(()) } else { Err(INVALID) });
     let push = |ring: &mut RingProducer, request: &ibv_recv_wr| {
+        let has_room = ours.recv().outstanding(ring.produced()) < ours.caps().max_recv_wr;
         // SAFETY: per contract, the chain is valid.
-        unsafe { push_recv(ours, ring, request) }.map(|()| request.next)
+        unsafe { push_recv(ours.map(), has_room, ours.caps().max_recv_sge, ring, request) }.map(|()| request.next)
     };
+    let target = Target { ring: &ours.recv().ring, map: ours.map(), tell: &|| context.ring(ours.slot()) };
     // SAFETY: per contract.
-    unsafe { post_chain(context, ours, allowed, &ours.recv().ring, wr, bad_wr, push) }
+    unsafe { post_chain(target, allowed, wr, bad_wr, push) }
+}
+
+/// Posts a chain of receive requests to a shared receive queue.
+///
+/// # Safety
+/// The chain is valid, and `bad_wr` writable.
+pub unsafe fn post_shared(context: &Context, srq: &Srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    let push = |ring: &mut RingProducer, request: &ibv_recv_wr| {
+        let has_room = srq.has_room(ring.produced());
+        // SAFETY: per contract, the chain is valid.
+        unsafe { push_recv(srq.map(), has_room, srq.max_sge(), ring, request) }.map(|()| request.next)
+    };
+    let target = Target { ring: srq.ring(), map: srq.map(), tell: &|| srq.ring_doorbell(context) };
+    // SAFETY: per contract.
+    unsafe { post_chain(target, context.check(), wr, bad_wr, push) }
+}
+
+/// Where a chain of requests goes.
+struct Target<'a> {
+    ring: &'a Mutex<RingProducer>,
+    map: &'a Mapping,
+    /// Tells the daemon.
+    tell: &'a dyn Fn(),
 }
 
 /// Writes the requests of a chain to a ring until one is refused, and shows the daemon those written. `push` writes one and
@@ -58,17 +86,15 @@ pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr
 /// # Safety
 /// The chain that starts at `next` is valid, and `bad_wr` writable.
 unsafe fn post_chain<Request>(
-    context: &Context,
-    qp: &Qp,
+    target: Target<'_>,
     allowed: Result<(), Errno>,
-    ring: &Mutex<RingProducer>,
     mut next: *mut Request,
     bad_wr: *mut *mut Request,
     push: impl Fn(&mut RingProducer, &Request) -> Result<*mut Request, Errno>,
 ) -> c_int {
     let mut result = allowed;
     if result.is_ok() {
-        let mut ring = lock(ring);
+        let mut ring = lock(target.ring);
         let before = ring.produced();
         // SAFETY: per contract, the chain is valid.
         while let Some(request) = unsafe { next.as_ref() } {
@@ -81,9 +107,9 @@ unsafe fn post_chain<Request>(
             }
         }
         if ring.produced() != before {
-            ring.publish(qp.map());
+            ring.publish(target.map);
             drop(ring);
-            context.ring(qp.slot());
+            (target.tell)();
         }
     }
     match result {
@@ -156,6 +182,9 @@ unsafe fn push_send(context: &Context, qp: &Qp, ring: &mut RingProducer, request
         return Err(INVALID);
     }
     let mut entry = head(request)?;
+    if !qp.is_reliable() && (is_response_op(request.opcode) || request.opcode == opcode::SEND_WITH_INV) {
+        return Err(INVALID);
+    }
     if qp.is_datagram() {
         // SAFETY: the program vouches for its address handle.
         unsafe { crate::ah::address(request, &mut entry) }?;
@@ -261,15 +290,21 @@ fn head(request: &ibv_send_wr) -> Result<SendEntry, Errno> {
 
 /// # Safety
 /// The request is valid.
-unsafe fn push_recv(qp: &Qp, ring: &mut RingProducer, request: &ibv_recv_wr) -> Result<(), Errno> {
-    if qp.recv().outstanding(ring.produced()) >= qp.caps().max_recv_wr {
+unsafe fn push_recv(
+    map: &Mapping,
+    has_room: bool,
+    max_sge: u32,
+    ring: &mut RingProducer,
+    request: &ibv_recv_wr,
+) -> Result<(), Errno> {
+    if !has_room {
         return Err(Errno(libc::ENOMEM));
     }
     // SAFETY: per contract.
-    let list = unsafe { buffers(request.sg_list, request.num_sge, qp.caps().max_recv_sge) }?;
+    let list = unsafe { buffers(request.sg_list, request.num_sge, max_sge) }?;
     let num_sge = u32::try_from(list.len()).map_err(|_| INVALID)?;
     let entry = RecvEntry { wr_id: request.wr_id, num_sge, reserved: 0 };
-    ring.push_recv(qp.map(), &entry, list.iter().map(sge));
+    ring.push_recv(map, &entry, list.iter().map(sge));
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 //! Keeps a shadow of the state, so that posting in a wrong state is refused without asking the daemon. The daemon may move a queue
 //! pair to ERR by itself; posting is allowed in both, so that the shadow may lag there.
 
-use crate::abi::codes::{QPT_RC, QPT_UD, qp_mask, qp_state};
+use crate::abi::codes::{QPT_RC, QPT_UC, QPT_UD, qp_mask, qp_state};
 use crate::abi::extended::ibv_qp_ex;
 use crate::abi::object::{ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 use crate::attr::{attr_in, attr_out, caps_in, caps_out};
@@ -14,6 +14,7 @@ use crate::domain::Pd;
 use crate::foreign::{code, null, own_object, pointer, verbs};
 use crate::held::Held;
 use crate::qp_ex::{self, Batch};
+use crate::srq::Srq;
 use crate::staging::Slots;
 use core::ffi::c_int;
 use core::ptr;
@@ -112,6 +113,11 @@ impl Qp {
         self.ibv.qp_base.qp_type == QPT_UD
     }
 
+    /// Whether its requests are acknowledged, so that they can be answered with data.
+    pub fn is_reliable(&self) -> bool {
+        self.ibv.qp_base.qp_type == QPT_RC
+    }
+
     /// What its events carry.
     pub fn cookie(&self) -> u64 {
         self.cookie
@@ -189,7 +195,10 @@ impl Qp {
     /// A completion says that the device holds nothing up to this request.
     pub fn retire(&self, context: &Context, is_recv: bool, queue_index: u32) {
         if is_recv {
-            self.recv.retire(queue_index);
+            match self.srq() {
+                Some(srq) => srq.retire(1),
+                None => drop(self.recv.retire(queue_index)),
+            }
             return;
         }
         let end = self.send.retire(queue_index);
@@ -217,6 +226,20 @@ impl Qp {
         unsafe { (&raw const self.ibv.qp_base.state).cast_mut().write_volatile(state) };
     }
 
+    /// Where its receives come from instead of its own queue.
+    pub fn srq(&self) -> Option<&Srq> {
+        // SAFETY: null, or a queue that outlives the queue pairs that take from it.
+        (!self.ibv.qp_base.srq.is_null()).then(|| unsafe { Srq::of(self.ibv.qp_base.srq) })
+    }
+
+    /// Withdraws its completions that were not polled. The daemon writes no more of them.
+    fn withdraw_completions(&self) {
+        let receives = self.cqs().map(|cq| cq.withdraw(self.number())).iter().sum();
+        if let Some(srq) = self.srq() {
+            srq.retire(receives);
+        }
+    }
+
     fn cqs(&self) -> [&Cq; 2] {
         // SAFETY: completion queues outlive the queue pairs that report to them.
         unsafe { [Cq::of(self.ibv.qp_base.send_cq), Cq::of(self.ibv.qp_base.recv_cq)] }
@@ -228,7 +251,7 @@ impl Qp {
 pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: bool) -> Result<*mut ibv_qp, Errno> {
     // SAFETY: per contract.
     let (context, wanted) = unsafe { (Context::of((*pd).context), *attr) };
-    if !matches!(wanted.qp_type, QPT_RC | QPT_UD) || !wanted.srq.is_null() {
+    if !matches!(wanted.qp_type, QPT_RC | QPT_UC | QPT_UD) {
         return Err(Errno(libc::EOPNOTSUPP));
     }
     // SAFETY: completion queues are null or live.
@@ -236,6 +259,13 @@ pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: 
     if !own(wanted.send_cq) || !own(wanted.recv_cq) {
         return Err(Errno(libc::EINVAL));
     }
+    // SAFETY: null or live.
+    let srq = match unsafe { wanted.srq.as_ref() } {
+        None => None,
+        // SAFETY: live.
+        Some(srq) if unsafe { own_object(srq) && srq.context == (*pd).context } => Some(unsafe { Srq::of(wanted.srq) }),
+        Some(_) => return Err(Errno(libc::EINVAL)),
+    };
     let cookie = context.new_cookie();
     // SAFETY: live and ours, checked just above.
     let (send_cq, recv_cq, pd_handle) =
@@ -244,7 +274,9 @@ pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: 
     let wanted_caps = caps_in(&wanted.cap);
     let max_inline_data = wanted_caps.max_inline_data.max(SMALL.min(context.info.max_inline_data));
     let caps = QpCaps { max_inline_data, ..wanted_caps };
-    let request = Request::CreateQp { pd: pd_handle, qp_type: wanted.qp_type, send_cq, recv_cq, caps, all_signaled, cookie };
+    let qp_type = wanted.qp_type;
+    let srq_handle = srq.map(Srq::handle);
+    let request = Request::CreateQp { pd: pd_handle, qp_type, send_cq, recv_cq, srq: srq_handle, caps, all_signaled, cookie };
     let (reply, fds) = context.call(&request, &[])?;
     let (Reply::Qp { qp: handle, qpn, doorbell, caps }, [memory]) = (&reply, fds.as_slice()) else {
         return Err(unexpected(&request, &reply));
@@ -259,7 +291,7 @@ pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: 
         pd,
         send_cq: wanted.send_cq,
         recv_cq: wanted.recv_cq,
-        srq: ptr::null_mut(),
+        srq: wanted.srq,
         handle: *handle,
         qp_num: *qpn,
         state: qp_state::RESET,
@@ -289,6 +321,9 @@ pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: 
     // SAFETY: per contract.
     unsafe { Pd::of(pd) }.users.fetch_add(1, Ordering::AcqRel);
     context.set_slot(*doorbell, qp);
+    if let Some(srq) = srq {
+        srq.attach(*doorbell);
+    }
     context.enter(cookie, Object::Qp(qp));
     context.users.fetch_add(1, Ordering::AcqRel);
     // SAFETY: the caller's attributes, which this verb also writes.
@@ -302,7 +337,11 @@ unsafe fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
     // SAFETY: per contract.
     let (ours, context) = unsafe { (Qp::of(qp), Context::of((*qp).context)) };
     context.call_done(&Request::DestroyQp { qp: ours.handle })?;
-    // From here on polls skip its completions; those that run already are waited for.
+    ours.withdraw_completions();
+    if let Some(srq) = ours.srq() {
+        srq.detach(ours.slot);
+    }
+    // From here on nobody finds it; polls that run already are waited for.
     context.set_slot(ours.slot, ptr::null_mut());
     for cq in ours.cqs() {
         cq.settle();
@@ -336,9 +375,7 @@ unsafe fn modify(qp: *mut ibv_qp, attr: *const ibv_qp_attr, mask: c_int) -> Resu
     let (send, recv) = (lock(&ours.send.ring), lock(&ours.recv.ring));
     context.call_done(&request)?;
     ours.set_state(qp_state::RESET);
-    for cq in ours.cqs() {
-        cq.withdraw(ours.number());
-    }
+    ours.withdraw_completions();
     ours.send.reset(send.produced());
     ours.recv.reset(recv.produced());
     ours.free_staged(context, None);
@@ -361,7 +398,7 @@ unsafe fn query(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, init: *mut ibv_qp_init_
             qp_context: (*qp).qp_context,
             send_cq: (*qp).send_cq,
             recv_cq: (*qp).recv_cq,
-            srq: ptr::null_mut(),
+            srq: (*qp).srq,
             cap: caps_out(&ours.caps),
             qp_type: (*qp).qp_type,
             sq_sig_all: c_int::from(ours.all_signaled),

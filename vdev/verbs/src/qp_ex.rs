@@ -4,7 +4,7 @@
 //! completing posts them together or not at all. Every queue pair of ours has the functions, but only one that was made with the
 //! operations it is to have tells of them (`ibv_qp_to_qp_ex`).
 
-use crate::abi::codes::{QPT_RC, QPT_UD, send_flags, wr as opcode};
+use crate::abi::codes::{QPT_RC, QPT_UC, QPT_UD, send_flags, wr as opcode};
 use crate::abi::device::ibv_context;
 use crate::abi::extended::{ibv_data_buf, ibv_mw_bind_info, ibv_qp_ex, ibv_qp_init_attr_ex, qp_init, send_ops};
 use crate::abi::object::ibv_qp;
@@ -115,6 +115,7 @@ fn possible(qp_type: u32) -> u64 {
     let fetching = send_ops::RDMA_READ | send_ops::ATOMIC_CMP_AND_SWP | send_ops::ATOMIC_FETCH_AND_ADD;
     match qp_type {
         QPT_RC => one_way | fetching | send_ops::SEND_WITH_INV,
+        QPT_UC => one_way,
         QPT_UD => send_ops::SEND | send_ops::SEND_WITH_IMM,
         _ => 0,
     }

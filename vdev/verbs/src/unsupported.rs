@@ -2,7 +2,6 @@
 //! the interface documents, instead of reaching the real library, which would take the object for its own.
 
 use crate::abi::object::{ibv_mr, ibv_pd, ibv_qp};
-use crate::abi::work::ibv_recv_wr;
 use crate::foreign::{null, own_context, own_object, set_errno, verbs};
 use core::ffi::{c_int, c_void};
 
@@ -25,16 +24,6 @@ pub unsafe extern "C" fn bind_mw(_qp: *mut ibv_qp, _window: *mut c_void, _bind: 
 
 /// Called through the context.
 pub unsafe extern "C" fn dealloc_mw(_window: *mut c_void) -> c_int {
-    no()
-}
-
-/// Called through the context.
-///
-/// # Safety
-/// `bad_wr` is writable.
-pub unsafe extern "C" fn post_srq_recv(_srq: *mut c_void, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: per contract.
-    unsafe { bad_wr.write(wr) };
     no()
 }
 
@@ -71,9 +60,6 @@ unsafe fn own(object: *const c_void) -> bool {
 }
 
 refuse_code! {
-    ibv_modify_srq(srq: own, attr: *mut c_void, mask: c_int);
-    ibv_query_srq(srq: own, attr: *mut c_void);
-    ibv_destroy_srq(srq: own);
     ibv_resolve_eth_l2_from_gid(context: own_context, attr: *mut c_void, mac: *mut u8, vlan: *mut u16);
     ibv_attach_mcast(qp: own, gid: *const c_void, lid: u16);
     ibv_detach_mcast(qp: own, gid: *const c_void, lid: u16);
@@ -93,7 +79,6 @@ refuse_code! {
 }
 
 refuse_pointer! {
-    ibv_create_srq(pd: own, attr: *mut c_void);
     ibv_reg_mr_ex(pd: own, attr: *mut c_void);
     ibv_import_pd(context: own_context, handle: u32);
     ibv_import_mr(pd: own, handle: u32);

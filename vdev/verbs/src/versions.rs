@@ -11,7 +11,8 @@ use core::ffi::{c_int, c_void};
 
 #[allow(unused_imports)]
 use crate::{
-    ah::*, channel::*, cq::*, device::*, domain::*, events::*, memory::*, names::*, qp::*, qp_ex::*, query::*, unsupported::*,
+    ah::*, channel::*, cq::*, device::*, domain::*, events::*, memory::*, names::*, qp::*, qp_ex::*, query::*, srq::*,
+    unsupported::*,
 };
 
 /// Takes part in nothing that a device of ours needs.

@@ -61,6 +61,7 @@ impl Rnic {
             return (0, 0);
         }
         if let Some(peer) = qps.get_mut(dest.get()) {
+            peer.resp.expected_psn = call.psn;
             peer.count_run(shared, run);
         }
         if let Some(qp) = qps.get_mut(qpn.get()) {

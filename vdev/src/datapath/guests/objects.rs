@@ -352,7 +352,7 @@ impl Datapath {
             max_recv_sge: 1,
             max_inline_data: 0,
         };
-        let made = self.rnic.create_qp(pd, QpInit { qp_type, send_cq, recv_cq, caps, all_signaled: false });
+        let made = self.rnic.create_qp(pd, QpInit { qp_type, send_cq, recv_cq, srq: None, caps, all_signaled: false });
         let made = made.and_then(|qpn| {
             self.rnic.number_qp(qpn, Qpn::new(create.qpn)).map(|()| qpn).inspect_err(|_| {
                 let _ = self.rnic.destroy_qp(self.now, qpn);

@@ -14,6 +14,7 @@ pub mod qp_mask {
 
 /// `enum ibv_qp_type`.
 pub const QPT_RC: u32 = 2;
+pub const QPT_UC: u32 = 3;
 pub const QPT_UD: u32 = 4;
 
 /// `enum ibv_wc_flags`: a GRH is in the first 40 bytes of the receive.
@@ -71,6 +72,8 @@ pub mod event {
     pub const DEVICE_FATAL: u32 = 8;
     pub const PORT_ACTIVE: u32 = 9;
     pub const SM_CHANGE: u32 = 13;
+    pub const SRQ_ERR: u32 = 14;
+    pub const SRQ_LIMIT_REACHED: u32 = 15;
     pub const QP_LAST_WQE_REACHED: u32 = 16;
     pub const CLIENT_REREGISTER: u32 = 17;
     pub const GID_CHANGE: u32 = 18;

@@ -4,7 +4,7 @@ use super::extended::{
     ibv_cq_ex, ibv_cq_init_attr_ex, ibv_parent_domain_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr, ibv_values_ex,
 };
 use super::layout;
-use super::object::{ibv_cq, ibv_pd, ibv_qp};
+use super::object::{ibv_cq, ibv_pd, ibv_qp, ibv_srq};
 use super::work::{ibv_recv_wr, ibv_send_wr, ibv_wc};
 use core::ffi::{c_char, c_int, c_void};
 
@@ -33,7 +33,7 @@ pub struct ibv_context_ops {
     pub poll_cq: unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int,
     pub req_notify_cq: unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int,
     pub compat2: [*const c_void; 7],
-    pub post_srq_recv: unsafe extern "C" fn(*mut c_void, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    pub post_srq_recv: unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
     pub compat3: [*const c_void; 4],
     pub post_send: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
     pub post_recv: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,

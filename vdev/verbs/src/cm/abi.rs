@@ -6,7 +6,7 @@
 
 use crate::abi::device::ibv_context;
 use crate::abi::layout;
-use crate::abi::object::{ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_pd, ibv_qp};
+use crate::abi::object::{ibv_ah_attr, ibv_comp_channel, ibv_cq, ibv_pd, ibv_qp, ibv_srq};
 use core::ffi::{c_char, c_int, c_void};
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
@@ -122,7 +122,7 @@ pub struct rdma_cm_id {
     pub send_cq: *mut ibv_cq,
     pub recv_cq_channel: *mut ibv_comp_channel,
     pub recv_cq: *mut ibv_cq,
-    pub srq: *mut c_void,
+    pub srq: *mut ibv_srq,
     pub pd: *mut ibv_pd,
     pub qp_type: u32,
 }

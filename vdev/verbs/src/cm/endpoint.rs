@@ -3,7 +3,7 @@
 use super::abi::{event, rai, rdma_addrinfo, rdma_cm_id};
 use super::id::{self, Id, PdPtr};
 use super::{qp, result};
-use crate::abi::object::{ibv_pd, ibv_qp_init_attr};
+use crate::abi::object::{ibv_pd, ibv_qp_init_attr, ibv_srq_init_attr};
 use crate::connection::Errno;
 use crate::foreign::minus_one;
 use core::ffi::{c_char, c_int, c_void};
@@ -127,13 +127,13 @@ calls! {
         } else minus_one(libc::ENODEV);
 
     /// Makes the shared receive queue of an id.
-    fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut c_void) -> c_int,
+    fn rdma_create_srq(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> c_int,
         => {
             if id.is_null() || !(*id).srq.is_null() || (pd.is_null() && (*id).pd.is_null()) {
                 return minus_one(libc::EINVAL);
             }
             let pd = if pd.is_null() { (*id).pd } else { pd };
-            let srq = crate::unsupported::ibv_create_srq(pd.cast(), attr);
+            let srq = crate::srq::ibv_create_srq(pd, attr);
             if srq.is_null() {
                 return -1;
             }
@@ -153,7 +153,7 @@ calls! {
         => {
             let srq = if id.is_null() { ptr::null_mut() } else { ptr::replace(&raw mut (*id).srq, ptr::null_mut()) };
             if !srq.is_null() {
-                crate::unsupported::ibv_destroy_srq(srq);
+                crate::srq::ibv_destroy_srq(srq);
             }
         } else ();
 

@@ -273,6 +273,8 @@ fn device(port: PortInfo) -> DeviceInfo {
         max_cqe: 1024,
         max_mr: 100,
         max_pd: 100,
+        max_srq: 10,
+        max_srq_wr: 128,
         max_qp_rd_atomic: 16,
         max_msg_size: 1 << 31,
         gids: vec![[1; 16], [2; 16]],

@@ -1,0 +1,76 @@
+//! Control calls about shared receive queues. Their rings are read together with those of the queue pairs that take from them
+//! ([`super::rings`]).
+
+use rnic::SrqAttr;
+use vdev_abi::control::{Handle, Refusal};
+use vdev_abi::mapping::Mapping;
+use vdev_abi::queue::RecvConsumer;
+
+use super::calls::{Answer, charge, full, refused, unknown};
+use super::clients::{ClientId, SharedReceiveQueue};
+use super::{Datapath, limits};
+
+impl Datapath {
+    /// New shared receive queue over this memory.
+    pub fn create_srq(
+        &mut self,
+        id: ClientId,
+        pd: Handle,
+        attr: SrqAttr,
+        memory: Mapping,
+        recv: RecvConsumer,
+        cookie: u64,
+    ) -> Answer<Handle> {
+        let (rnic, client) = self.with_client(id)?;
+        let &pd = client.pds.get(pd).ok_or_else(|| unknown("protection domain", pd))?;
+        if !client.srqs.has_room() {
+            return Err(full("shared receive queues", limits::SRQS));
+        }
+        let bytes = memory.len();
+        charge(&mut client.ring_bytes, bytes)?;
+        let srq = match rnic.create_srq(pd, attr) {
+            Ok(srq) => srq,
+            Err(error) => {
+                client.ring_bytes -= bytes as u64;
+                return Err(refused(&error));
+            }
+        };
+        let index = client.srqs.next_index();
+        let queue = SharedReceiveQueue { id: srq, memory, recv, cookie };
+        let handle = client.srqs.insert(queue).expect("room was checked");
+        self.srq_by_id.insert(srq, (id.index, index));
+        Ok(handle)
+    }
+
+    /// Sets the limit below which one event is sent. Receives that were posted before count.
+    pub fn set_srq_limit(&mut self, id: ClientId, handle: Handle, limit: u32) -> Answer<()> {
+        let srq = self.drained_srq(id, handle)?;
+        self.rnic.set_srq_limit(srq, limit).map_err(|error| refused(&error))
+    }
+
+    /// The limit, 0 once its event was sent.
+    pub fn query_srq(&mut self, id: ClientId, handle: Handle) -> Answer<u32> {
+        let (rnic, client) = self.with_client(id)?;
+        let srq = client.srqs.get(handle).ok_or_else(|| unknown("shared receive queue", handle))?.id;
+        rnic.query_srq(srq).map(|attr| attr.limit).map_err(|error| refused(&error))
+    }
+
+    /// Ends a shared receive queue that no queue pair takes from.
+    pub fn destroy_srq(&mut self, id: ClientId, handle: Handle) -> Answer<impl Send + use<>> {
+        let (rnic, client) = self.with_client(id)?;
+        let srq = client.srqs.get(handle).ok_or_else(|| unknown("shared receive queue", handle))?;
+        rnic.destroy_srq(srq.id).map_err(|error| refused(&error))?;
+        let srq = client.srqs.remove(handle).expect("found above");
+        client.ring_bytes -= srq.memory.len() as u64;
+        self.srq_by_id.remove(&srq.id);
+        Ok(srq.memory)
+    }
+
+    /// The core's name of a queue, after everything posted to it has reached the core.
+    fn drained_srq(&mut self, id: ClientId, handle: Handle) -> Result<rnic::SrqId, Refusal> {
+        let (_, client) = self.with_client(id)?;
+        let srq = client.srqs.get(handle).ok_or_else(|| unknown("shared receive queue", handle))?.id;
+        self.drain_srq(srq);
+        Ok(srq)
+    }
+}

@@ -1,0 +1,224 @@
+//! Shared receive queues: making, changing, asking, ending, posting.
+//!
+//! The ring is that of a queue pair's receive queue. Receives complete in any order, so that only their number is kept; that is
+//! enough to know that a slot is free: the daemon reads the ring in order, and of a full ring's entries plus one, one that it has read
+//! later than the slot's has completed. There is no doorbell of its own: one of the queue pairs that take from it is named.
+
+use crate::abi::object::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use crate::abi::work::ibv_recv_wr;
+use crate::connection::{Errno, unexpected};
+use crate::context::{Context, Object, lock};
+use crate::domain::Pd;
+use crate::foreign::{code, own_object, pointer, verbs};
+use core::ffi::c_int;
+use core::ptr;
+use std::os::fd::AsFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use vdev_abi::control::{Reply, Request};
+use vdev_abi::layout::QpLayout;
+use vdev_abi::mapping::Mapping;
+use vdev_abi::queue::RingProducer;
+
+/// `enum ibv_srq_attr_mask`.
+const SRQ_MAX_WR: u32 = 1;
+const SRQ_LIMIT: u32 = 2;
+
+/// A shared receive queue.
+#[repr(C)]
+pub struct Srq {
+    ibv: ibv_srq,
+    handle: u32,
+    cookie: u64,
+    max_wr: u32,
+    max_sge: u32,
+    map: Mapping,
+    ring: Mutex<RingProducer>,
+    /// Receives that have completed, modulo 2^32.
+    completed: AtomicU32,
+    /// Doorbell slots of the queue pairs that take from it.
+    slots: Mutex<Vec<u32>>,
+}
+
+impl Srq {
+    /// The queue that a C pointer of ours names.
+    ///
+    /// # Safety
+    /// It is live and ours.
+    pub unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a Srq {
+        // SAFETY: per contract; the C struct is the first member.
+        unsafe { &*srq.cast::<Srq>() }
+    }
+
+    /// The daemon's number for it.
+    pub fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// What its events carry.
+    pub fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// So many of its receives have completed.
+    pub fn retire(&self, count: u32) {
+        self.completed.fetch_add(count, Ordering::AcqRel);
+    }
+
+    /// A queue pair with this doorbell slot takes from it.
+    pub fn attach(&self, slot: u32) {
+        lock(&self.slots).push(slot);
+    }
+
+    /// The queue pair is gone.
+    pub fn detach(&self, slot: u32) {
+        lock(&self.slots).retain(|&other| other != slot);
+    }
+
+    /// Buffers per receive.
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// Room for one more, when `produced` were posted.
+    pub fn has_room(&self, produced: u32) -> bool {
+        produced.wrapping_sub(self.completed.load(Ordering::Acquire)) < self.max_wr
+    }
+
+    /// The shared ring.
+    pub fn map(&self) -> &Mapping {
+        &self.map
+    }
+
+    /// Our end of the ring.
+    pub fn ring(&self) -> &Mutex<RingProducer> {
+        &self.ring
+    }
+
+    /// Tells the daemon of receives, if a queue pair could wait for one.
+    pub fn ring_doorbell(&self, context: &Context) {
+        if let Some(&slot) = lock(&self.slots).last() {
+            context.ring(slot);
+        }
+    }
+}
+
+/// # Safety
+/// The domain is live and ours, and the attributes are valid.
+unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut ibv_srq, Errno> {
+    // SAFETY: per contract.
+    let (context, pd_handle, init_attr) = unsafe { (Context::of((*pd).context), (*pd).handle, &mut *init) };
+    let wanted = &mut init_attr.attr;
+    let cookie = context.new_cookie();
+    let (max_wr, max_sge) = (wanted.max_wr, wanted.max_sge);
+    // The limit is not an attribute of creation.
+    let request = Request::CreateSrq { pd: pd_handle, max_wr, max_sge, limit: 0, cookie };
+    let (reply, fds) = context.call(&request, &[])?;
+    let (Reply::Srq { srq: handle, max_wr }, [memory]) = (&reply, fds.as_slice()) else {
+        return Err(unexpected(&request, &reply));
+    };
+    let (layout, _) = QpLayout::shared(*max_wr, max_sge).ok_or(Errno(libc::EPROTO))?;
+    let map = Mapping::map(memory.as_fd(), layout.bytes).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+    let ibv = ibv_srq {
+        context: context.as_ibv(),
+        srq_context: init_attr.srq_context,
+        pd,
+        handle: *handle,
+        mutex: [0; 5],
+        cond: [0; 6],
+        events_completed: 0,
+    };
+    let srq = Box::into_raw(Box::new(Srq {
+        ibv,
+        handle: *handle,
+        cookie,
+        max_wr: *max_wr,
+        max_sge,
+        map,
+        ring: Mutex::new(RingProducer::recv(&layout)),
+        completed: AtomicU32::new(0),
+        slots: Mutex::new(Vec::new()),
+    }));
+    wanted.max_wr = *max_wr;
+    // SAFETY: per contract.
+    unsafe { Pd::of(pd) }.users.fetch_add(1, Ordering::AcqRel);
+    context.enter(cookie, Object::Srq(srq));
+    context.users.fetch_add(1, Ordering::AcqRel);
+    Ok(srq.cast())
+}
+
+/// # Safety
+/// The queue is live and ours, and the attributes are valid.
+unsafe fn modify(srq: *mut ibv_srq, attr: *const ibv_srq_attr, mask: u32) -> Result<(), Errno> {
+    // SAFETY: per contract.
+    let (ours, context, attr) = unsafe { (Srq::of(srq), Context::of((*srq).context), &*attr) };
+    if mask & !(SRQ_MAX_WR | SRQ_LIMIT) != 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    if mask & SRQ_MAX_WR != 0 {
+        // Our rings have a fixed size, and the device says so (no IBV_DEVICE_SRQ_RESIZE).
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    if mask & SRQ_LIMIT == 0 {
+        return context.check();
+    }
+    context.call_done(&Request::SetSrqLimit { srq: ours.handle, limit: attr.srq_limit })
+}
+
+/// # Safety
+/// The queue is live and ours, and the attributes are writable.
+unsafe fn query(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> Result<(), Errno> {
+    // SAFETY: per contract.
+    let (ours, context) = unsafe { (Srq::of(srq), Context::of((*srq).context)) };
+    let request = Request::QuerySrq { srq: ours.handle };
+    match context.call(&request, &[])? {
+        (Reply::SrqLimit(srq_limit), _) => {
+            // SAFETY: per contract.
+            unsafe { attr.write(ibv_srq_attr { max_wr: ours.max_wr, max_sge: ours.max_sge, srq_limit }) };
+            Ok(())
+        }
+        (other, _) => Err(unexpected(&request, &other)),
+    }
+}
+
+/// # Safety
+/// The queue is live and ours.
+unsafe fn destroy(srq: *mut ibv_srq) -> Result<(), Errno> {
+    // SAFETY: per contract.
+    let (ours, context) = unsafe { (Srq::of(srq), Context::of((*srq).context)) };
+    context.call_done(&Request::DestroySrq { srq: ours.handle })?;
+    context.forget(ours.cookie);
+    context.users.fetch_sub(1, Ordering::AcqRel);
+    // SAFETY: a domain is not ended while it has users.
+    unsafe { Pd::of((*srq).pd) }.users.fetch_sub(1, Ordering::AcqRel);
+    // SAFETY: `create` made it as a box, and the program gives it up.
+    drop(unsafe { Box::from_raw(srq.cast::<Srq>()) });
+    Ok(())
+}
+
+/// Posts a chain of receives; called through the context.
+///
+/// # Safety
+/// The queue is live and ours, the chain valid, and `bad_wr` writable.
+pub unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: per contract.
+    unsafe { crate::post::post_shared(Context::of((*srq).context), Srq::of(srq), wr, bad_wr) }
+}
+
+verbs! {
+    /// Makes a shared receive queue; the size granted comes back in the attributes.
+    fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq,
+        if own_object(pd) => { pointer(create(pd, attr)) } else ptr::null_mut();
+
+    /// Sets the limit; `EOPNOTSUPP` for another size.
+    fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int,
+        if own_object(srq) => { code(modify(srq, attr, mask.cast_unsigned())) } else libc::ENOSYS;
+
+    /// Sizes and limit.
+    fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int,
+        if own_object(srq) => { code(query(srq, attr)) } else libc::ENOSYS;
+
+    /// Ends a shared receive queue, after waiting until its events were acknowledged; `EBUSY` while queue pairs take from it.
+    fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int,
+        if own_object(srq) => { code(destroy(srq)) } else libc::ENOSYS;
+}
