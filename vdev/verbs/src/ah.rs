@@ -130,7 +130,7 @@ fn way_back(gids: &[[u8; 16]], wc: &ibv_wc, grh: &[u8; GRH_BYTES]) -> Result<ibv
     };
     let sgid_index = gids.iter().position(|gid| *gid == to).and_then(|index| u8::try_from(index).ok()).ok_or(INVALID)?;
     let half = |at: usize| u64::from_ne_bytes(from[at..at + 8].try_into().unwrap_or_default());
-    let mut attr = ibv_ah_attr { sl: wc.sl, dlid: wc.slid, is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
+    let mut attr = ibv_ah_attr { dlid: wc.slid, is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
     attr.grh.dgid = [half(0), half(8)];
     (attr.grh.sgid_index, attr.grh.hop_limit) = (sgid_index, ANSWER_HOP_LIMIT);
     (attr.grh.traffic_class, attr.grh.flow_label) = (traffic_class, flow_label);

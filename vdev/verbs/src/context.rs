@@ -63,6 +63,8 @@ pub struct Context {
     pub staging: Staging,
     /// Objects that name this context.
     pub users: AtomicU32,
+    /// What completions of datagrams have in the place of a service level; see [`datagram_sl`].
+    pub datagram_sl: u8,
     /// Processors that this process may use, when it was opened.
     pub cpus: u32,
 }
@@ -115,6 +117,7 @@ impl Context {
             verbs: verbs(device, connection.as_raw(), async_fd.as_raw_fd()),
             forks: FORKS.load(Ordering::Relaxed),
             connection,
+            datagram_sl: datagram_sl(&welcome.info.gids),
             info: welcome.info,
             page,
             doorbell,
@@ -259,6 +262,18 @@ impl Context {
     }
 }
 
+/// The completion of a RoCEv2 datagram says by which network protocol it came (annex A17.4.5.1), and the usual devices say so in the
+/// place of the service level, which Ethernet does not have: 8 for UDP, with 1 for IPv6 or 2 for IPv4. Readers, UCX for one, need it to
+/// find the address in the first 40 bytes. Known as long as a device's addresses are of one family; else zero.
+fn datagram_sl(gids: &[[u8; 16]]) -> u8 {
+    let is_ipv4 = |gid: &&[u8; 16]| gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF];
+    match gids.iter().filter(is_ipv4).count() {
+        0 if !gids.is_empty() => 8 | 1,
+        count if count == gids.len() && count > 0 => 8 | 2,
+        _ => 0,
+    }
+}
+
 /// The C part: what programs read, and the functions that the C header calls through it.
 fn verbs(device: &'static Device, cmd_fd: i32, async_fd: i32) -> verbs_context {
     let ops = ibv_context_ops {
@@ -315,4 +330,16 @@ fn allowed_cpus() -> u32 {
     }
     // SAFETY: the set is initialised.
     u32::try_from(unsafe { libc::CPU_COUNT(&set) }).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn datagrams_tell_their_network_protocol() {
+        let v4 = core::net::Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped().octets();
+        let v6 = [0x20; 16];
+        assert_eq!([datagram_sl(&[v4]), datagram_sl(&[v6, v6]), datagram_sl(&[v4, v6]), datagram_sl(&[])], [10, 9, 0, 0]);
+    }
 }

@@ -3,6 +3,7 @@
 //! An empty poll costs one cache line read. After many in a row it gives up the processor, soon where processors are scarce (the
 //! daemon that is to produce the completion may need this very one), and from time to time it looks whether the daemon still lives.
 
+use crate::abi::codes::WC_GRH;
 use crate::abi::object::ibv_cq;
 use crate::abi::work::ibv_wc;
 use crate::context::{Context, lock};
@@ -104,7 +105,7 @@ fn accept(context: &Context, entry: &CompletionEntry) -> Option<ibv_wc> {
         wc_flags: u32::from(entry.flags),
         pkey_index: 0,
         slid: 0,
-        sl: 0,
+        sl: if u32::from(entry.flags) & WC_GRH != 0 { context.datagram_sl } else { 0 },
         dlid_path_bits: 0,
     })
 }

@@ -1,0 +1,54 @@
+//! Libraries that applications sit on, with the distribution's own programs for them.
+
+use std::time::Duration;
+use tests::matrix::{free_port, wait_until_listening};
+use tests::{Daemon, binary, missing_program, need_root, one_at_a_time};
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+fn two_devices() -> Daemon {
+    let mut daemon = Daemon::start();
+    daemon.add_device("a", "203.0.113.1");
+    daemon.add_device("b", "203.0.113.2");
+    daemon
+}
+
+#[test]
+fn libfabric_lists_the_device() {
+    let _turn = one_at_a_time();
+    if missing_program(&["fi_info"]) {
+        return;
+    }
+    let mut daemon = two_devices();
+    let output = daemon.run("a", &["fi_info", "-p", "verbs"]).succeed(LIMIT);
+    for line in ["provider: verbs", "domain: a-dgram", "type: FI_EP_DGRAM"] {
+        assert!(output.contains(line), "{line:?} is missing in:\n{output}");
+    }
+}
+
+/// UCX over datagrams: it asks for the device's nodes and files, which `--view` shows.
+#[test]
+fn ucx_runs_over_datagrams() {
+    let _turn = one_at_a_time();
+    if missing_program(&["ucx_info", "ucx_perftest"]) || need_root("the view of the devices in sysfs") {
+        return;
+    }
+    let daemon = two_devices();
+    let start = |device: &str, words: &[&str]| {
+        let mut command = std::process::Command::new(binary());
+        command.args(["run", "--view", "--dev", device, "--"]).args(words).env("VRDMA_DIR", daemon.folder());
+        command.env("UCX_TLS", "ud_verbs").env("UCX_NET_DEVICES", format!("{device}:1"));
+        tests::Program::start(&format!("{}-{device}", words[0]), daemon.folder(), command)
+    };
+    let output = start("a", &["ucx_info", "-d"]).succeed(LIMIT);
+    assert!(output.contains("Transport: ud_verbs") && output.contains("Device: a:1"), "{output}");
+    for test in ["tag_bw", "tag_lat"] {
+        let port = free_port().to_string();
+        let mut server = start("a", &["ucx_perftest", "-p", &port]);
+        wait_until_listening(&mut server, &port);
+        let client = ["ucx_perftest", "-p", &port, "127.0.0.1", "-t", test, "-s", "4096", "-n", "1000", "-w", "10"];
+        let output = start("b", &client).succeed(LIMIT);
+        server.succeed(LIMIT);
+        assert!(output.contains("Final:"), "no result in:\n{output}");
+    }
+}
