@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 const RUN_LIMIT: Duration = Duration::from_secs(400);
 /// How long a server may take until it listens, and how long after the end of one side the other may go on.
 const MEET_LIMIT: Duration = Duration::from_secs(30);
+/// How often a client tries to reach a server whose listening cannot be seen from outside, a second apart.
+const TRIES: u32 = 10;
 
 /// The side that vrdma takes; rxe takes the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,25 +156,41 @@ impl Bed {
 
     fn run_both(&mut self, row: &Row, vrdma: Role) -> Result<String, String> {
         let port = free_port().to_string();
+        let by_cm = is_by_cm(row);
         let (mut server, mut client);
         match vrdma {
             Role::Server => {
                 server = self.on_host(row, &port, None);
-                self.wait_until_listening_on_host(&mut server, &port)?;
+                if !by_cm {
+                    self.wait_until_listening_on_host(&mut server, &port)?;
+                }
                 client = self.in_guest(row, &port, Some(Switch::IPV4));
             }
             Role::Client => {
                 server = self.in_guest(row, &port, None);
-                let listening = format!("until ss -Hltn sport = :{port} | grep -q .; do sleep 0.05; done");
-                self.guest
-                    .start(&listening)
-                    .wait(MEET_LIMIT)
-                    .ok_or_else(|| format!("the server in the guest does not listen: {}", one_line(&server.output())))?;
+                if !by_cm {
+                    let listening = format!("until ss -Hltn sport = :{port} | grep -q .; do sleep 0.05; done");
+                    self.guest
+                        .start(&listening)
+                        .wait(MEET_LIMIT)
+                        .ok_or_else(|| format!("the server in the guest does not listen: {}", one_line(&server.output())))?;
+                }
                 let address = self.switch.port(0).ipv4.clone();
                 client = self.on_host(row, &port, Some(&address));
             }
         }
-        let ended = client.wait(RUN_LIMIT);
+        let mut ended = client.wait(RUN_LIMIT);
+        for _ in 1..TRIES {
+            let refused = by_cm && ended.as_ref().is_some_and(|ended| !ended.status.success());
+            if !refused || server.wait(Duration::from_secs(1)).is_some() {
+                break;
+            }
+            client = match vrdma {
+                Role::Server => self.in_guest(row, &port, Some(Switch::IPV4)),
+                Role::Client => self.on_host(row, &port, Some(&self.switch.port(0).ipv4.clone())),
+            };
+            ended = client.wait(RUN_LIMIT);
+        }
         let server_ended = server.wait(MEET_LIMIT);
         let both = || format!("client: {}; server: {}", one_line(&client.output()), one_line(&server.output()));
         match (&ended, &server_ended) {
@@ -187,25 +205,39 @@ impl Bed {
         Ok(figure(&report))
     }
 
-    fn words(&self, row: &Row, port: &str, gid_index: u32, peer: Option<&str>) -> Vec<String> {
-        let pingpong = row.program.starts_with("ibv_");
-        let gid = format!("{} {gid_index}", if pingpong { "-g" } else { "-x" });
-        // perftest agrees on the smaller of both ends' MTUs; the pingpongs must be told.
-        let mtu =
-            if pingpong && row.program != "ibv_ud_pingpong" { format!("-m {}", self.path.path_mtu()) } else { String::new() };
-        let all = format!("{} -p {port} {gid} {mtu} {}", row.options, peer.unwrap_or_default());
+    /// Program and options of one side: that at `own`, which listens if it has no peer.
+    fn words(&self, row: &Row, port: &str, own: &str, gid_index: u32, peer: Option<&str>) -> Vec<String> {
+        let options = row.options;
+        let all = match (row.program, peer) {
+            ("rping", None) => format!("rping -s -a {own} -p {port} {options}"),
+            ("rping", Some(peer)) => format!("rping -c -a {peer} -p {port} {options}"),
+            ("rdma_client", None) => format!("rdma_server -p {port} {options}"),
+            ("rdma_client", Some(peer)) => format!("rdma_client -s {peer} -p {port} {options}"),
+            (program, peer) => {
+                let pingpong = program.starts_with("ibv_");
+                let gid = format!("{} {gid_index}", if pingpong { "-g" } else { "-x" });
+                // perftest agrees on the smaller of both ends' MTUs; the pingpongs must be told.
+                let told = pingpong && program != "ibv_ud_pingpong";
+                let mtu = if told { format!("-m {}", self.path.path_mtu()) } else { String::new() };
+                format!("{program} {options} -p {port} {gid} {mtu} {}", peer.unwrap_or_default())
+            }
+        };
         all.split_whitespace().map(str::to_owned).collect()
     }
 
     fn on_host(&mut self, row: &Row, port: &str, peer: Option<&str>) -> Running {
-        let words = [self.image.program(row.program), self.words(row, port, 0, peer)].concat();
+        let mut words = self.words(row, port, Switch::IPV4, 0, peer);
+        words.splice(..1, self.image.program(&words[0]));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         Running::Host(Box::new(self.daemon.run(if self.path.ipv6 { "v6" } else { "v4" }, &words)))
     }
 
     fn in_guest(&self, row: &Row, port: &str, peer: Option<&str>) -> Running {
-        let words = self.words(row, port, self.gid_index[usize::from(self.path.ipv6)], peer);
-        Running::Guest(self.guest.start(&format!("exec {} -d rxe0 {}", row.program, words.join(" "))))
+        let gid_index = self.gid_index[usize::from(self.path.ipv6)];
+        let words = self.words(row, port, &self.switch.port(0).ipv4, gid_index, peer).join(" ");
+        // Programs of rdma_cm find the device by address.
+        let device = if matches!(row.program, "rping" | "rdma_client") { "" } else { "-d rxe0" };
+        Running::Guest(self.guest.start(&format!("exec {words} {device}")))
     }
 
     fn wait_until_listening_on_host(&self, server: &mut Running, port: &str) -> Result<(), String> {
@@ -226,12 +258,19 @@ impl Bed {
     }
 }
 
+/// Whether the two sides meet through rdma_cm rather than over TCP.
+fn is_by_cm(row: &Row) -> bool {
+    matches!(row.program, "rping" | "rdma_client") || row.options.split(' ').any(|word| word == "-R")
+}
+
 /// The figure of a report that people compare: perftest's average bandwidth or typical latency, else the last line.
 fn figure(report: &str) -> String {
     let lines = result_lines(report);
     let last = lines.last();
     match last {
         Some(columns) if report.contains("t_typical") => format!("{} µs at {} B", columns[4], columns[0]),
+        // Megabytes with two digits are too coarse for the smallest messages.
+        Some(columns) if columns[3] < 0.1 => format!("{} million/s of {} B", columns[4], columns[0]),
         Some(columns) => format!("{} MB/s at {} B", columns[3], columns[0]),
         None => report.lines().last().unwrap_or_default().trim().to_owned(),
     }

@@ -33,6 +33,11 @@ pub enum Report {
         /// Message sizes measured.
         lines: usize,
     },
+    /// A program without figures: this text.
+    Prints {
+        /// Part of what it prints when all went well.
+        text: &'static str,
+    },
 }
 
 /// Message sizes of perftest's `-a`: 2 B to 8 MiB.
@@ -143,6 +148,8 @@ pub(crate) fn judge(row: &Row, report: &str) -> Result<(), String> {
                 }
             }
         }
+        Report::Prints { text } if !report.contains(text) => return Err(format!("{text:?} is missing")),
+        Report::Prints { .. } => {}
         Report::Results { lines } => {
             let results = result_lines(report);
             if results.len() != lines {

@@ -13,10 +13,14 @@ use std::time::Duration;
 const LIMIT: Duration = Duration::from_secs(30);
 /// Packets kept of one capture: what a dissection looks at is bounded.
 const MAX_PACKETS: u32 = 20_000;
-/// What tshark may find: else it guesses at protocols inside of payloads, and calls data malformed that is none of them.
+/// What tshark may find: else it guesses at more protocols inside of payloads, and calls data malformed that is none of them.
 const PROTOCOLS: &str = "frame,eth,ethertype,ip,ipv6,udp,infiniband";
-/// What is no sound RoCEv2 packet, as a display filter of tshark.
-const UNSOUND: &str = "!infiniband || _ws.malformed || _ws.expert.severity == error";
+/// What is no sound RoCEv2 packet, as a display filter of tshark. A payload that looks like an Ethernet type is still taken for
+/// what that type says: what is inside of a payload does not count.
+const UNSOUND: &str = "!infiniband || \
+    ((_ws.malformed || _ws.expert.severity == error) && !(frame.protocols matches \"infiniband:[^_]\"))";
+/// How long a capture must not have grown to hold all that passed.
+const SETTLED: Duration = Duration::from_millis(300);
 
 /// A running capture of the RoCEv2 packets that pass a port.
 #[derive(Debug)]
@@ -42,7 +46,8 @@ impl Capture {
         let limit = MAX_PACKETS.to_string();
         let name = file.to_str().expect("a path of the temporary directory is text");
         let mut words = image.program("tcpdump");
-        let options = ["-i", &port.tap, "-w", name, "-U", "-s", "0", "-B", "16384", "-c", &limit, "-Z", "root"];
+        let options =
+            ["-i", &port.tap, "-w", name, "-U", "--immediate-mode", "-s", "0", "-B", "16384", "-c", &limit, "-Z", "root"];
         words.extend(options.iter().chain(&["udp", "port", "4791"]).map(|&word| word.to_owned()));
         let mut tcpdump = Program::start("tcpdump", folder, switch.command(&words));
         tcpdump.wait_for_output("listening on", LIMIT);
@@ -51,6 +56,12 @@ impl Capture {
 
     /// Ends the capture and looks at it.
     pub fn stop(mut self) -> Packets {
+        let size = || std::fs::metadata(&self.file).map_or(0, |file| file.len());
+        let mut before = u64::MAX;
+        while before != size() {
+            before = size();
+            std::thread::sleep(SETTLED);
+        }
         if self.tcpdump.is_running() {
             self.tcpdump.signal(Signal::SIGINT);
         }

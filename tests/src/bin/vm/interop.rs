@@ -33,6 +33,10 @@ const BASE: &[(&str, &str, Report)] = &[
     ("ibv_uc_pingpong", "-c -n 100", Report::Pingpong),
     ("ibv_ud_pingpong", "-c -n 100 -s 1000", Report::Pingpong),
     ("ibv_srq_pingpong", "-c -n 100", Report::Pingpong),
+    ("rping", "-v -C 10", Report::Prints { text: "ping data: rdma-ping-9" }),
+    ("rdma_client", "", Report::Prints { text: "end 0" }),
+    ("ib_write_bw", "-R -s 65536 -n 50", ONE),
+    ("ib_send_lat", "-R -n 100", ONE),
 ];
 
 /// Run over each other path.
