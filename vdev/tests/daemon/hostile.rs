@@ -191,7 +191,7 @@ fn sizes_beyond_the_limits_are_refused_and_cost_nothing() {
     ] {
         assert_eq!(raw.errno(&create(2, caps)), libc::EINVAL, "{caps:?}");
     }
-    assert_eq!(raw.errno(&create(4, CAPS)), libc::EOPNOTSUPP);
+    assert_eq!(raw.errno(&create(8, CAPS)), libc::EOPNOTSUPP);
     let most = QpCaps { max_send_wr: limit, max_recv_wr: limit, ..CAPS };
     // Rings are bounded per connection: the largest queue pairs come to an end, with a number that says why.
     let mut made = 0;
