@@ -26,28 +26,31 @@ fn libfabric_lists_the_device() {
     }
 }
 
-/// UCX over datagrams: it asks for the device's nodes and files, which `--view` shows.
+/// UCX over datagrams, and over reliable connections that it makes by way of datagrams. It asks for the device's nodes and files, which
+/// `--view` shows.
 #[test]
-fn ucx_runs_over_datagrams() {
+fn ucx_runs_over_datagrams_and_connections() {
     let _turn = one_at_a_time();
     if missing_program(&["ucx_info", "ucx_perftest"]) || need_root("the view of the devices in sysfs") {
         return;
     }
     let daemon = two_devices();
-    let start = |device: &str, words: &[&str]| {
+    let start = |transport: &str, device: &str, words: &[&str]| {
         let mut command = std::process::Command::new(binary());
         command.args(["run", "--view", "--dev", device, "--"]).args(words).env("VRDMA_DIR", daemon.folder());
-        command.env("UCX_TLS", "ud_verbs").env("UCX_NET_DEVICES", format!("{device}:1"));
+        command.env("UCX_TLS", transport).env("UCX_NET_DEVICES", format!("{device}:1"));
         tests::Program::start(&format!("{}-{device}", words[0]), daemon.folder(), command)
     };
-    let output = start("a", &["ucx_info", "-d"]).succeed(LIMIT);
-    assert!(output.contains("Transport: ud_verbs") && output.contains("Device: a:1"), "{output}");
-    for test in ["tag_bw", "tag_lat"] {
+    let output = start("all", "a", &["ucx_info", "-d"]).succeed(LIMIT);
+    for line in ["Transport: ud_verbs", "Transport: rc_verbs", "Device: a:1"] {
+        assert!(output.contains(line), "{line:?} is missing in:\n{output}");
+    }
+    for (transport, test) in [("ud_verbs", "tag_bw"), ("ud_verbs", "tag_lat"), ("rc_v", "tag_bw"), ("rc_v", "tag_lat")] {
         let port = free_port().to_string();
-        let mut server = start("a", &["ucx_perftest", "-p", &port]);
+        let mut server = start(transport, "a", &["ucx_perftest", "-p", &port]);
         wait_until_listening(&mut server, &port);
         let client = ["ucx_perftest", "-p", &port, "127.0.0.1", "-t", test, "-s", "4096", "-n", "1000", "-w", "10"];
-        let output = start("b", &client).succeed(LIMIT);
+        let output = start(transport, "b", &client).succeed(LIMIT);
         server.succeed(LIMIT);
         assert!(output.contains("Final:"), "no result in:\n{output}");
     }
