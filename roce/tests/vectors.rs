@@ -1,5 +1,6 @@
 //! Known answers. `vectors/packets.txt` was built by the roce layer of scapy (`vectors/generate.py` says how), so headers
 //! and ICRCs come from an implementation that is not ours; the field values expected here are those given to scapy.
+//! `vectors/rxe.txt` holds packets that Linux soft-RoCE sent; their field values are those that Wireshark shows.
 
 mod ip;
 
@@ -9,7 +10,8 @@ use roce::wire::{Aeth, AtomicEth, Bth, Deth, Headers, ICRC_LEN, Opcode, Reth, Sy
 use roce::{Psn, Qpn, Rkey};
 
 fn packets() -> Vec<(&'static str, IpPacket)> {
-    let lines = include_str!("vectors/packets.txt").lines().filter(|line| !line.starts_with('#'));
+    let files = [include_str!("vectors/packets.txt"), include_str!("vectors/rxe.txt")];
+    let lines = files.into_iter().flat_map(str::lines).filter(|line| !line.starts_with('#'));
     lines
         .map(|line| {
             let (name, hex) = line.split_once(' ').expect("name and packet");
@@ -34,9 +36,43 @@ fn bth(opcode: Opcode, dest_qpn: u32, psn: u32) -> Bth {
     }
 }
 
-/// The values given to scapy, by name of the packet.
+/// The values given to scapy, and those that Wireshark shows, by name of the packet.
 fn expected(name: &str) -> (Headers, Vec<u8>) {
+    let rxe_aeth = Some(Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 1 });
     match name {
+        "rxe_v4_ack" => (Headers { aeth: rxe_aeth, ..Headers::new(bth(Opcode::RcAck, 0x4D_000A, 10_348_199)) }, vec![]),
+        "rxe_v4_atomic_ack" => {
+            let bth = bth(Opcode::RcAtomicAck, 0x07_0014, 10_291_632);
+            (Headers { aeth: rxe_aeth, atomic_ack: Some(9_781_661_350_940_888_061), ..Headers::new(bth) }, vec![])
+        }
+        "rxe_v4_compare_swap" => {
+            let bth = Bth { ack_req: true, ..bth(Opcode::RcCompareSwap, 0x0F_0015, 2_288_263) };
+            let atomic = Some(AtomicEth { va: 0x5555_8CDF_5000, rkey: Rkey(0x0001_4722), swap_add: 0, compare: 0 });
+            (Headers { atomic, ..Headers::new(bth) }, vec![])
+        }
+        "rxe_v4_fetch_add" => {
+            let bth = Bth { ack_req: true, ..bth(Opcode::RcFetchAdd, 0x07_0013, 11_800_841) };
+            let atomic = Some(AtomicEth { va: 0x5555_56D6_D000, rkey: Rkey(0x0001_2125), swap_add: 1, compare: 0 });
+            (Headers { atomic, ..Headers::new(bth) }, vec![])
+        }
+        "rxe_v4_read_request" => {
+            let bth = Bth { ack_req: true, ..bth(Opcode::RcReadRequest, 0x0F_0009, 14_583_926) };
+            let reth = Some(Reth { va: 0x5555_64F8_B000, rkey: Rkey(0x8C47), length: 1 });
+            (Headers { reth, ..Headers::new(bth) }, vec![])
+        }
+        "rxe_v4_read_response_only" => {
+            let bth = Bth { pad: 3, ..bth(Opcode::RcReadResponseOnly, 0x05_000A, 9_773_043) };
+            (Headers { aeth: rxe_aeth, ..Headers::new(bth) }, vec![0xE6])
+        }
+        "rxe_v4_send_only" => {
+            let bth = Bth { pad: 3, ack_req: true, ..bth(Opcode::RcSendOnly, 0x0B_000D, 9_449_498) };
+            (Headers::new(bth), vec![0x53])
+        }
+        "rxe_v4_write_only" => {
+            let bth = Bth { pad: 3, ack_req: true, ..bth(Opcode::RcWriteOnly, 0x4D_000A, 134_294) };
+            let reth = Some(Reth { va: 0x5555_8F84_E000, rkey: Rkey(0x9039), length: 1 });
+            (Headers { reth, ..Headers::new(bth) }, vec![0x01])
+        }
         "v4_send_only" => {
             let bth = bth(Opcode::RcSendOnly, 0x12345, 0xFF_FFFF);
             (Headers::new(Bth { pad: 3, ack_req: true, solicited: true, ..bth }), b"hello".to_vec())
@@ -95,7 +131,7 @@ fn expected(name: &str) -> (Headers, Vec<u8>) {
 #[test]
 fn headers_and_payload() {
     let packets = packets();
-    assert_eq!(packets.len(), 11);
+    assert_eq!(packets.len(), 19);
     for (name, packet) in packets {
         let (headers, payload) = expected(name);
         let bytes = packet.udp_payload();
