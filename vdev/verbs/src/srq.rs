@@ -9,9 +9,8 @@ use crate::abi::work::ibv_recv_wr;
 use crate::connection::{Errno, unexpected};
 use crate::context::{Context, Object, lock};
 use crate::domain::Pd;
-use crate::foreign::{code, own_object, pointer, verbs};
+use crate::foreign::{code, null, own_object, pointer, verbs};
 use core::ffi::c_int;
-use core::ptr;
 use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -208,17 +207,23 @@ pub unsafe extern "C" fn post_srq_recv(srq: *mut ibv_srq, wr: *mut ibv_recv_wr, 
 verbs! {
     /// Makes a shared receive queue; the size granted comes back in the attributes.
     fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq,
-        if own_object(pd) => { pointer(create(pd, attr)) } else ptr::null_mut();
+        if own_object(pd) => {
+            if attr.is_null() { null(libc::EINVAL) } else { pointer(create(pd, attr)) }
+        } else null(libc::EINVAL);
 
     /// Sets the limit; `EOPNOTSUPP` for another size.
     fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int,
-        if own_object(srq) => { code(modify(srq, attr, mask.cast_unsigned())) } else libc::ENOSYS;
+        if own_object(srq) => {
+            if attr.is_null() { code(Err(Errno(libc::EINVAL))) } else { code(modify(srq, attr, mask.cast_unsigned())) }
+        } else libc::EINVAL;
 
     /// Sizes and limit.
     fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int,
-        if own_object(srq) => { code(query(srq, attr)) } else libc::ENOSYS;
+        if own_object(srq) => {
+            if attr.is_null() { code(Err(Errno(libc::EINVAL))) } else { code(query(srq, attr)) }
+        } else libc::EINVAL;
 
     /// Ends a shared receive queue, after waiting until its events were acknowledged; `EBUSY` while queue pairs take from it.
     fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int,
-        if own_object(srq) => { code(destroy(srq)) } else libc::ENOSYS;
+        if own_object(srq) => { code(destroy(srq)) } else libc::EINVAL;
 }
