@@ -40,7 +40,7 @@ pub const COPY_QUANTUM: u32 = 256 << 10;
 /// Messages of one step on the local path.
 pub const COPY_MESSAGES: u32 = 32;
 /// Bytes of a WRITE or READ that is copied together with its neighbours on the local path, at most.
-pub const RUN_BYTES: u32 = 4096;
+pub const RUN_BYTES: u32 = 64 << 10;
 /// Packets between two requests for an acknowledgement inside a message.
 pub const ACK_INTERVAL: u32 = 32;
 /// Packets of READ response that one READ request on the wire asks for. A longer READ is cut into several, so that the

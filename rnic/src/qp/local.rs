@@ -52,9 +52,9 @@ impl Rnic {
     pub(crate) fn local_step(&mut self, now: Instant, qpn: Qpn, peer: DeviceId, dma: &mut impl Dma) -> Option<Work> {
         let (mut bytes, mut messages) = (0, 0);
         let more = loop {
-            let (count, moved) = self.local_run(qpn, peer, dma, COPY_MESSAGES - messages);
+            let (count, moved) = self.local_run(qpn, peer, dma, (COPY_MESSAGES - messages, COPY_QUANTUM - bytes));
             (bytes, messages) = (bytes + moved, messages + count);
-            if messages == COPY_MESSAGES {
+            if bytes >= COPY_QUANTUM || messages == COPY_MESSAGES {
                 break true;
             }
             match self.local_request(now, qpn, peer, dma, COPY_QUANTUM - bytes) {

@@ -1,9 +1,9 @@
-//! Several small WRITEs, or READs, with one copy.
+//! Several WRITEs, or READs, with one copy.
 //!
-//! Into the memory of another process a copy is a system call, which costs as much as some hundred kilobytes of it. Small requests
-//! of one kind that stand behind one another are therefore checked one by one and copied together. Where that does not end well,
-//! none of them counts as executed, and each is executed by itself, which tells which one is to blame; bytes may be written
-//! twice then, as on the wire.
+//! Into the memory of another process a copy is a system call, which costs as much as ten kilobytes of it. Requests of one kind
+//! that stand behind one another are therefore checked one by one and copied together. Where that does not end well, none of
+//! them counts as executed, and each is executed by itself, which tells which one is to blame; bytes may be written twice
+//! then, as on the wire.
 
 use super::super::access::{Refusal, Remote, for_each_segment, local_right};
 use super::super::{Qp, SendWqe, Wait};
@@ -24,7 +24,7 @@ enum Kind {
 }
 
 /// What a request does to which memory, if it may be one of a run.
-fn small(wqe: &SendWqe) -> Option<(Kind, Remote)> {
+fn part_of_run(wqe: &SendWqe) -> Option<(Kind, Remote)> {
     let (kind, addr, rkey) = match wqe.op {
         SendOp::Write { remote_addr, rkey, imm: None } => (Kind::Write, remote_addr, rkey),
         SendOp::Read { remote_addr, rkey } => (Kind::Read, remote_addr, rkey),
@@ -42,9 +42,9 @@ struct Run {
 }
 
 impl Rnic {
-    /// Executes the small requests of one kind at the head of the queue, at most `most` of them. Returns how many, and their
-    /// bytes; 0 if there are fewer than two or anything about them is out of the ordinary.
-    pub(super) fn local_run(&mut self, qpn: Qpn, peer_device: DeviceId, dma: &mut impl Dma, most: u32) -> (u32, u32) {
+    /// Executes the requests of one kind at the head of the queue, at most as many and of as many bytes together as `most` says.
+    /// Returns how many, and their bytes; 0 if there are fewer than two or anything about them is out of the ordinary.
+    pub(super) fn local_run(&mut self, qpn: Qpn, peer_device: DeviceId, dma: &mut impl Dma, most: (u32, u32)) -> (u32, u32) {
         let Rnic { qps, shared, scratch } = self;
         let Some((qp, kind)) = qps.get(qpn.get()).and_then(|qp| Some((&**qp, qp.kind_of_run()?))) else { return (0, 0) };
         let call = qp.call(peer_device);
@@ -78,21 +78,24 @@ impl Qp {
         if !is_at_rest || self.sq.tail.wrapping_sub(self.sq.head) < 2 {
             return None;
         }
-        let (kind, _) = small(self.sq.get(self.sq.head))?;
+        let (kind, _) = part_of_run(self.sq.get(self.sq.head))?;
         (kind == Kind::Write || self.attr.max_rd_atomic > 0).then_some(kind)
     }
 
     /// Gathers in `scratch` the memory of the requests of a run, up to the first that does not belong to it or fails a check.
-    fn collect_run(&self, kind: Kind, peer: &Qp, table: &Table, scratch: &mut Scratch, most: u32) -> Run {
+    fn collect_run(&self, kind: Kind, peer: &Qp, table: &Table, scratch: &mut Scratch, most: (u32, u32)) -> Run {
         let Scratch { ours, theirs, .. } = scratch;
         ours.clear();
         theirs.clear();
         let mut run = Run::default();
         let waiting = self.sq.tail.wrapping_sub(self.sq.head);
-        while run.count < waiting.min(most) {
+        while run.count < waiting.min(most.0) {
             let index = self.sq.head.wrapping_add(run.count);
             let wqe = self.sq.get(index);
-            let Some((_, remote)) = small(wqe).filter(|&(other, _)| other == kind) else { break };
+            let Some((_, remote)) = part_of_run(wqe).filter(|&(other, _)| other == kind && wqe.length <= most.1 - run.bytes)
+            else {
+                break;
+            };
             let before = (ours.len(), theirs.len());
             let range = (0, u64::from(wqe.length));
             let own = for_each_segment(table, self.pd, self.sq.buffers(index), range, local_right(wqe), |s| ours.push(s));
