@@ -92,7 +92,7 @@ pub enum CmError {
 pub struct Offer {
     /// The queue pair.
     pub qpn: Qpn,
-    /// First PSN that it will send.
+    /// First PSN that it expects: where the other side begins to send (IBA 12.7.31).
     pub starting_psn: Psn,
     /// READs and atomics that it can answer at a time.
     pub responder_resources: u8,

@@ -116,7 +116,7 @@ pub struct Req {
     pub transport: Transport,
     /// End-to-end flow control.
     pub flow_control: bool,
-    /// First PSN that the sender will use.
+    /// First PSN that the receiver of this message will use towards its sender (IBA 12.7.31).
     pub starting_psn: Psn,
     /// Exponent of the time within which the sender will answer, 5 bits.
     pub local_response_timeout: u8,
@@ -172,7 +172,7 @@ pub struct Rep {
     pub qkey: u32,
     /// The sender's queue pair.
     pub qpn: Qpn,
-    /// First PSN that the sender will use.
+    /// First PSN that the receiver of this message will use towards its sender (IBA 12.7.31).
     pub starting_psn: Psn,
     /// READs and atomics that the sender can answer at a time.
     pub responder_resources: u8,

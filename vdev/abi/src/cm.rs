@@ -149,7 +149,7 @@ pub struct Peer {
 pub struct Offer {
     /// Number of the queue pair.
     pub qpn: u32,
-    /// First PSN that it will send.
+    /// First PSN that it expects: where the other side begins to send (IBA 12.7.31).
     pub starting_psn: u32,
     /// READs and atomics that it can answer at a time.
     pub responder_resources: u8,

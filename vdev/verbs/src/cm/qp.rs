@@ -87,7 +87,7 @@ pub fn attributes(id: &Id, state: u32) -> Result<(ibv_qp_attr, u32), Errno> {
             attr.ah_attr = ah_attr(id, &peer);
             attr.path_mtu = u32::from(peer.path_mtu);
             attr.dest_qp_num = theirs.qpn;
-            attr.rq_psn = theirs.starting_psn;
+            attr.rq_psn = ours.starting_psn;
             attr.max_dest_rd_atomic = ours.responder_resources;
             attr.min_rnr_timer = RNR_TIMER;
             attr.qp_access_flags = access::REMOTE_WRITE;
@@ -101,7 +101,7 @@ pub fn attributes(id: &Id, state: u32) -> Result<(ibv_qp_attr, u32), Errno> {
             Ok((attr, wanted))
         }
         qp_state::RTS => {
-            attr.sq_psn = ours.starting_psn;
+            attr.sq_psn = theirs.starting_psn;
             attr.timeout = peer.ack_timeout;
             attr.retry_cnt = if is_passive { theirs.retry_count } else { ours.retry_count };
             attr.rnr_retry = theirs.rnr_retry_count;
