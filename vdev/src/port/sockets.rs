@@ -10,6 +10,8 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd};
 
+/// Takes packets over IPv6 whose UDP checksum is zero (`linux/udp.h`).
+const UDP_NO_CHECK6_RX: i32 = 102;
 /// Bytes that may wait in a receiving socket, if the system allows; none are set aside.
 const RECEIVE_BYTES: usize = 16 << 20;
 /// Bytes that may be on their way out of a sending socket.
@@ -61,6 +63,10 @@ pub(super) fn receiver(local: Local) -> Result<OwnedFd, PortError> {
     let fd = udp_socket(ip).map_err(failed("socket"))?;
     set_option(&fd, libc::SOL_UDP, libc::UDP_GRO, 1).map_err(failed("UDP_GRO (Linux 5.0 or later is needed)"))?;
     set_option(&fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1).map_err(failed("SO_RXQ_OVFL"))?;
+    if ip.is_ipv6() {
+        // RoCEv2 senders leave the checksum out, over IPv6 as well, as the ICRC covers all that it would.
+        set_option(&fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1).map_err(failed("UDP_NO_CHECK6_RX"))?;
+    }
     // Beyond the system's limit with the right to; else up to it.
     if setsockopt(&fd, sockopt::RcvBufForce, &RECEIVE_BYTES).is_err() {
         setsockopt(&fd, sockopt::RcvBuf, &RECEIVE_BYTES).map_err(|errno| failed("SO_RCVBUF")(errno.into()))?;
