@@ -80,6 +80,9 @@ impl Capture {
         command.args(&words[1..]).args(["-r".as_ref(), self.file.as_os_str()]).args([
             "--only-protocols",
             PROTOCOLS,
+            // RoCEv2 leaves it out, over IPv6 as well.
+            "-o",
+            "udp.ignore_ipv6_zero_checksum:TRUE",
             "-Y",
             UNSOUND,
         ]);
