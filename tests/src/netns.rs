@@ -1,5 +1,6 @@
 //! Two network namespaces joined by a veth pair: the wire between two daemons.
 
+use crate::{Daemon, DaemonOptions};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -45,6 +46,21 @@ impl NetnsPair {
     /// Name of a namespace, `end` being 0 or 1.
     pub fn name(&self, end: usize) -> &str {
         &self.names[end]
+    }
+
+    /// A daemon in a namespace, without devices.
+    pub fn daemon(&self, end: usize) -> Daemon {
+        let netns = Some(self.name(end).to_owned());
+        Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() })
+    }
+
+    /// A daemon in each namespace, the first with device `a`, the second with `b`, both with the IPv4 address there.
+    pub fn daemons(&self) -> [Daemon; 2] {
+        [0, 1].map(|end| {
+            let mut daemon = self.daemon(end);
+            daemon.add_device(["a", "b"][end], Self::IPV4[end]);
+            daemon
+        })
     }
 
     /// Runs `ip` with these words in a namespace.

@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 use std::time::{Duration, Instant};
 use tests::matrix::free_port;
-use tests::{Daemon, DaemonOptions, NetnsPair, Streams, missing_program, need_root, one_at_a_time};
+use tests::{Daemon, NetnsPair, Streams, missing_program, need_root, one_at_a_time};
 
 const CLIENT: &str = env!("CARGO_BIN_EXE_verbs-client");
 /// The writer gives up after eight attempts of 67 ms to four times that; the rest is for a loaded machine.
@@ -65,12 +65,7 @@ fn a_killed_program_ends_its_peers_connection_on_the_wire() {
         return;
     }
     let pair = NetnsPair::new(9000);
-    let [mut a, mut b] = [0, 1].map(|end| {
-        let netns = Some(pair.name(end).to_owned());
-        let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
-        daemon.add_device(["a", "b"][end], NetnsPair::IPV4[end]);
-        daemon
-    });
+    let [mut a, mut b] = pair.daemons();
     let mut doomed = Streams::start(CLIENT, (&mut a, "a"), (Some(&mut b), "b"), NetnsPair::IPV4[0], &[]);
     doomed.lender.kill();
     writer_saw_the_end(&mut doomed);
@@ -247,12 +242,7 @@ fn a_stopped_daemon_goes_on_where_it_was() {
         return;
     }
     let pair = NetnsPair::new(9000);
-    let [mut a, mut b] = [0, 1].map(|end| {
-        let netns = Some(pair.name(end).to_owned());
-        let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
-        daemon.add_device(["a", "b"][end], NetnsPair::IPV4[end]);
-        daemon
-    });
+    let [mut a, mut b] = pair.daemons();
     let options = ["--count", "4000", "--size", "65536"];
     let mut streams = Streams::start(CLIENT, (&mut a, "a"), (Some(&mut b), "b"), NetnsPair::IPV4[0], &options);
     b.process().signal(Signal::SIGSTOP);

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use tests::{Daemon, DaemonOptions, NetnsPair, Program, missing_program, need_root, one_at_a_time, skip};
+use tests::{Daemon, NetnsPair, Program, missing_program, need_root, one_at_a_time, skip};
 
 /// How long a program may run. It takes a second or two; the rest is for a loaded machine.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -119,12 +119,7 @@ fn wire(row: &Row) {
         return;
     }
     let pair = NetnsPair::new(1500);
-    let [mut server, mut client] = [0, 1].map(|end| {
-        let netns = Some(pair.name(end).to_owned());
-        let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
-        daemon.add_device(["a", "b"][end], NetnsPair::IPV4[end]);
-        daemon
-    });
+    let [mut server, mut client] = pair.daemons();
     run(row, &mut server, Some(&mut client), NetnsPair::IPV4[0]);
 }
 

@@ -1,7 +1,7 @@
 //! `vrdma dev why`: a queue pair that failed is explained, also after its program has ended.
 
 use std::time::Duration;
-use tests::{Daemon, DaemonOptions, NetnsPair, Streams, missing_program, need_root, one_at_a_time};
+use tests::{Daemon, NetnsPair, Streams, missing_program, need_root, one_at_a_time};
 
 const CLIENT: &str = env!("CARGO_BIN_EXE_verbs-client");
 const LIMIT: Duration = Duration::from_secs(30);
@@ -25,12 +25,7 @@ fn a_peer_that_is_gone_is_named() {
         return;
     }
     let pair = NetnsPair::new(9000);
-    let [mut a, mut b] = [0, 1].map(|end| {
-        let netns = Some(pair.name(end).to_owned());
-        let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
-        daemon.add_device(["a", "b"][end], NetnsPair::IPV4[end]);
-        daemon
-    });
+    let [mut a, mut b] = pair.daemons();
     let mut doomed = Streams::start(CLIENT, (&mut a, "a"), (Some(&mut b), "b"), NetnsPair::IPV4[0], &[]);
     a.process().kill();
     doomed.writer.succeed(LIMIT);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 use tests::matrix::{self, Report, Row, Side};
-use tests::{Daemon, DaemonOptions, NetnsPair, missing_program, need_root, one_at_a_time};
+use tests::{NetnsPair, missing_program, need_root, one_at_a_time};
 
 /// Runs a row over a veth pair with this Ethernet MTU, on which the devices must show this path MTU.
 fn row_over(row: &Row, ethernet_mtu: u32, path_mtu: u64) {
@@ -12,21 +12,12 @@ fn row_over(row: &Row, ethernet_mtu: u32, path_mtu: u64) {
         return;
     }
     let pair = NetnsPair::new(ethernet_mtu);
-    let [mut server, mut client] = daemons(&pair);
+    let [mut server, mut client] = pair.daemons();
     for (daemon, device) in [(&server, "a"), (&client, "b")] {
         assert_eq!(daemon.device(device)["active_mtu"], path_mtu, "{}", daemon.device(device));
     }
     let side = Side { daemon: &mut server, device: "a" };
     matrix::run(row, side, "b", Some(&mut client), NetnsPair::IPV4[0]);
-}
-
-fn daemons(pair: &NetnsPair) -> [Daemon; 2] {
-    [0, 1].map(|end| {
-        let netns = Some(pair.name(end).to_owned());
-        let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
-        daemon.add_device(["a", "b"][end], NetnsPair::IPV4[end]);
-        daemon
-    })
 }
 
 /// AD-01 and AD-03: each address of a device is a GID that works, IPv6 as well as IPv4, and one that is not there is refused.
@@ -38,8 +29,7 @@ fn every_gid_works() {
     }
     let pair = NetnsPair::new(9000);
     let [mut server, mut client] = [0, 1].map(|end| {
-        let netns = Some(pair.name(end).to_owned());
-        let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
+        let mut daemon = pair.daemon(end);
         let words = ["dev", "add", ["a", "b"][end], "--ip", NetnsPair::IPV6[end], "--ip", NetnsPair::IPV4[end]];
         let added = daemon.cli(&words);
         assert!(added.status.success(), "{}", added.output);
@@ -65,7 +55,7 @@ fn the_route_to_the_peer_bounds_the_path_mtu() {
     let pair = NetnsPair::new(1500);
     let [here, there] = NetnsPair::IPV4;
     pair.ip(0, &format!("route replace {there}/32 dev wire src {here} mtu 1000"));
-    let [mut server, mut client] = daemons(&pair);
+    let [mut server, mut client] = pair.daemons();
     let port = matrix::free_port().to_string();
     let words = ["ibv_rc_pingpong", "-g", "0", "-n", "100", "-p", &port, "-m", "1024"];
     let mut refused = server.run_with("a", &words, |command| {
