@@ -35,6 +35,14 @@ pub enum QpState {
     Err = 6,
 }
 
+impl QpState {
+    /// The state with this value; `None` if there is none.
+    pub fn from_code(code: u32) -> Option<QpState> {
+        use QpState::*;
+        [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|&state| state as u32 == code)
+    }
+}
+
 /// Transport service. Only what the core can do; the values are those of `enum ibv_qp_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

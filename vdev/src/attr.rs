@@ -42,16 +42,7 @@ fn caps_from_core(caps: &QpCaps) -> abi::QpCaps {
 }
 
 fn state(name: &'static str, code: u32) -> Result<QpState, BadAttr> {
-    Ok(match code {
-        0 => QpState::Reset,
-        1 => QpState::Init,
-        2 => QpState::Rtr,
-        3 => QpState::Rts,
-        4 => QpState::Sqd,
-        5 => QpState::Sqe,
-        6 => QpState::Err,
-        _ => return Err(bad(name, code)),
-    })
+    QpState::from_code(code).ok_or_else(|| bad(name, code))
 }
 
 /// The mask and the attributes for the core.

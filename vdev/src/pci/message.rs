@@ -3,6 +3,7 @@
 //! Pure functions over slices. Every length, count and flag is checked here, so that whoever executes a request meets only
 //! sizes that are bounded; addresses and indices are for the executor to judge. All numbers are little-endian.
 
+use super::bytes::{u16_at, u32_at, u64_at};
 use serde_json::Value;
 
 /// Bytes of a message header.
@@ -159,18 +160,6 @@ pub enum Request<'a> {
     },
     /// Back to how the device was at the start.
     Reset,
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
 /// The header in these bytes.

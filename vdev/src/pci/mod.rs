@@ -11,6 +11,7 @@
 //!
 //! Source: the vfio-user protocol 0.1 as QEMU and Cloud Hypervisor speak it.
 
+mod bytes;
 mod config_space;
 pub mod erdma;
 mod interrupts;

@@ -75,7 +75,7 @@ impl Qp {
     /// The kind of the run that the oldest request begins: nothing may be under way, and another one must wait behind it.
     fn kind_of_run(&self) -> Option<Kind> {
         let is_at_rest = self.state == QpState::Rts && self.wait == Wait::Nothing && self.req.moved == 0;
-        if !is_at_rest || self.sq.tail.wrapping_sub(self.sq.head) < 2 {
+        if !is_at_rest || self.sq.len() < 2 {
             return None;
         }
         let (kind, _) = part_of_run(self.sq.get(self.sq.head))?;
@@ -88,7 +88,7 @@ impl Qp {
         ours.clear();
         theirs.clear();
         let mut run = Run::default();
-        let waiting = self.sq.tail.wrapping_sub(self.sq.head);
+        let waiting = self.sq.len();
         while run.count < waiting.min(most.0) {
             let index = self.sq.head.wrapping_add(run.count);
             let wqe = self.sq.get(index);

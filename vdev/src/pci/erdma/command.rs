@@ -13,6 +13,7 @@ use super::layout::{
     PDS, QPS, depth,
 };
 use super::pages::PageList;
+use crate::pci::bytes::{u16_at, u32_at, u64_at};
 
 /// Bytes of the longest command.
 pub const MAX_BYTES: usize = 8 * BLOCK as usize;
@@ -240,18 +241,6 @@ pub enum Command {
     FreeDb(Context),
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
-}
-
 fn bits(word: u32, from: u32, count: u32) -> u32 {
     word >> from & ((1u64 << count) - 1) as u32
 }
@@ -413,16 +402,8 @@ fn create_qp(bytes: &[u8]) -> Result<CreateQp, Failed> {
 
 fn modify_qp(bytes: &[u8]) -> Result<ModifyQp, Failed> {
     let (word, mask) = (u32_at(bytes, 8), u32_at(bytes, 16));
-    let state = match bits(word, 24, 8) {
-        0 => QpState::Reset,
-        1 => QpState::Init,
-        2 => QpState::Rtr,
-        3 => QpState::Rts,
-        4 => QpState::Sqd,
-        5 => QpState::Sqe,
-        6 => QpState::Err,
-        other => return Err(failed(format_args!("a queue pair state {other}"))),
-    };
+    let code = bits(word, 24, 8);
+    let state = QpState::from_code(code).ok_or_else(|| failed(format_args!("a queue pair state {code}")))?;
     if mask & 1 == 0 || mask >= 1 << 6 {
         return Err(failed(format_args!("a change of a queue pair with attribute mask {mask:#x}")));
     }

@@ -9,6 +9,7 @@ use rnic::{AddressVector, AtomicOp, Destination, LocalBuffer, RecvRequest, SendF
 use roce::{Lkey, Qpn, Rkey};
 
 use super::layout::{BLOCK, INLINE, SEND_BLOCKS, SEND_SGE};
+use crate::pci::bytes::{u32_at, u64_at};
 use crate::sq::Buffers;
 
 /// Bytes of the longest send entry.
@@ -124,14 +125,6 @@ impl Ticket {
     pub fn of(id: u64) -> Ticket {
         Ticket { index: id as u16, opcode: (id >> 16) as u8 }
     }
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
 fn buffer(sge: &[u8]) -> LocalBuffer {
