@@ -67,7 +67,7 @@ impl Drop for Range {
     }
 }
 
-/// A child that holds copies of all mappings and does nothing, until dropped.
+/// A child that holds copies of all mappings, but of no descriptors, and does nothing, until dropped.
 struct Child(i32);
 
 impl Child {
@@ -77,6 +77,8 @@ impl Child {
             // SAFETY: as above. It goes with us, however we end.
             0 => unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                // Of the mappings only: with copies of their descriptors the ends of other tests' sockets and pipes would not be seen.
+                libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
                 loop {
                     libc::pause();
                 }

@@ -222,6 +222,7 @@ fn a_dead_daemon_is_told_once_and_every_verb_fails() {
     program.post_send(qp, &program.write(1, &[])).unwrap();
     daemon.state().complete(0, false, 1, false);
     daemon.die();
+    program.await_async();
     assert_eq!(program.async_event().unwrap().event_type, event::DEVICE_FATAL);
     assert_eq!(program.async_event().err(), Some(libc::ENODEV), "once");
     assert_eq!(program.poll(qp, 4).unwrap().len(), 1, "what was written before is still given");

@@ -241,6 +241,15 @@ impl Program {
         code(unsafe { destroy(self.cqs[qp.0]) })
     }
 
+    /// Waits until there is an asynchronous event or the end of them. The end comes only when no copy of the daemon's end is open
+    /// any more, and a child that another test has forked holds one until it ends.
+    pub fn await_async(&self) {
+        // SAFETY: a live context.
+        let mut poll = libc::pollfd { fd: unsafe { (*self.context).async_fd }, events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        assert_eq!(unsafe { libc::poll(&mut poll, 1, 60_000) }, 1, "no asynchronous event");
+    }
+
     pub fn async_event(&self) -> Result<ibv_async_event, i32> {
         let get: unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event) -> c_int = function("ibv_get_async_event");
         let mut event = ibv_async_event { element: null_mut(), event_type: u32::MAX };
