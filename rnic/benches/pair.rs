@@ -70,7 +70,8 @@ struct Pair {
 
 impl Pair {
     fn new(cores: usize) -> Pair {
-        let mut nics: Vec<Rnic> = (0..cores).map(|n| Rnic::new(Config { seed: n as u64, local_path: true })).collect();
+        let mut nics: Vec<Rnic> =
+            (0..cores).map(|n| Rnic::new(Config { seed: n as u64, local_path: true, ..Config::default() })).collect();
         let mut ends = Vec::new();
         for n in 0..2 {
             let nic = n % cores;

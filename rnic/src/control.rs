@@ -172,6 +172,7 @@ impl Rnic {
     /// `NotFound` for PD, CQ or SRQ, also if they are of different devices; `Invalid` for sizes above the limits; `Limit`.
     pub fn create_qp(&mut self, pd: PdId, init: QpInit) -> Result<Qpn, ControlError> {
         let device = device_of(self, pd)?;
+        let tenant = self.shared.devices.get(device.0).ok_or(ControlError::NotFound("device"))?.tenant;
         check_caps(&init.caps)?;
         let srq = match init.srq {
             None => None,
@@ -185,7 +186,7 @@ impl Rnic {
                 return Err(ControlError::NotFound("completion queue"));
             }
         }
-        let qpn = self.qps.insert_with(|qpn| Box::new(Qp::new(Qpn::new(qpn), device, pd, &init, srq)));
+        let qpn = self.qps.insert_with(|qpn| Box::new(Qp::new(Qpn::new(qpn), (device, tenant), pd, &init, srq)));
         let qpn = qpn.ok_or(ControlError::Limit("queue pairs"))?;
         for cq in [init.send_cq, init.recv_cq] {
             self.shared.cqs.get_mut(cq.0).expect("looked up above").users += 1;
@@ -242,7 +243,8 @@ impl Rnic {
     /// # Errors
     /// `NotFound`; `Invalid` for a change of state that does not exist, for attributes missing or not allowed, or for values out
     /// of range; `Unsupported` for alternate paths.
-    pub fn modify_qp(&mut self, _now: Instant, qpn: Qpn, mask: QpAttrMask, attr: &QpAttr) -> Result<(), ControlError> {
+    pub fn modify_qp(&mut self, now: Instant, qpn: Qpn, mask: QpAttrMask, attr: &QpAttr) -> Result<(), ControlError> {
+        self.shared.schedule.now = now;
         let qp = self.qps.get_mut(qpn.get()).ok_or(ControlError::NotFound("queue pair"))?;
         let device = self.shared.devices.get(qp.device.0).ok_or(ControlError::NotFound("device"))?;
         let to = state::check(qp.qp_type, qp.state, mask, attr, device)?;

@@ -6,9 +6,11 @@ use crate::error::ControlError;
 use crate::event::AsyncEvent;
 use crate::limits;
 use crate::rnic::Rnic;
+use crate::shared::Shared;
 use crate::work::{CqId, DeviceId, PdId, SrqId};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use isolation::{Settings, TenantId};
 use roce::{Gid, Instant, Mtu, Qpn};
 
 /// A virtual device.
@@ -18,6 +20,8 @@ pub(crate) struct Device {
     /// The port's largest path MTU; `None` while the port is down.
     pub port: Option<Mtu>,
     pub counters: Counters,
+    /// Who pays for what it does.
+    pub tenant: TenantId,
     /// Queue pairs whose numbers the device's driver chose, by these numbers.
     pub qp_numbers: BTreeMap<Qpn, Qpn>,
 }
@@ -41,9 +45,16 @@ impl Rnic {
             }
         }
         let gids = init.gids.clone();
-        let device =
-            Device { gids: init.gids, port: Some(init.mtu), counters: Counters::default(), qp_numbers: BTreeMap::new() };
-        let id = self.shared.devices.insert_with(|_| device).ok_or(ControlError::Limit("devices"))?;
+        let Shared { devices, schedule, .. } = &mut self.shared;
+        let (arbiter, now) = (&mut schedule.arbiter, schedule.now);
+        let device = |_| Device {
+            gids: init.gids,
+            port: Some(init.mtu),
+            counters: Counters::default(),
+            tenant: arbiter.add_tenant(Settings::default(), now).expect("what is default is allowed"),
+            qp_numbers: BTreeMap::new(),
+        };
+        let id = devices.insert_with(device).ok_or(ControlError::Limit("devices"))?;
         self.shared.gids.extend(gids.into_iter().map(|gid| (gid, DeviceId(id))));
         Ok(DeviceId(id))
     }
@@ -76,12 +87,28 @@ impl Rnic {
                 debug_assert!(removed.is_ok(), "a protection domain knows its regions");
             }
         }
-        self.shared.devices.remove(device.0);
+        if let Some(entry) = self.shared.devices.remove(device.0) {
+            self.shared.schedule.arbiter.remove_tenant(entry.tenant);
+        }
         self.shared.gids.retain(|_, owner| *owner != device);
         self.shared.mads.forget(device);
         self.shared
             .events
             .retain(|event| !matches!(event, AsyncEvent::PortActive(d, _) | AsyncEvent::PortError(d) if *d == device));
+    }
+
+    /// Changes what the device is promised against the others, from the next turn on.
+    ///
+    /// # Errors
+    /// `NotFound`; `Shares` for settings that cannot be.
+    pub fn set_shares(&mut self, now: Instant, device: DeviceId, settings: Settings) -> Result<(), ControlError> {
+        let tenant = self.shared.devices.get(device.0).ok_or(ControlError::NotFound("device"))?.tenant;
+        Ok(self.shared.schedule.arbiter.set_tenant(tenant, settings, now)?)
+    }
+
+    /// What the device is promised against the others; `None` if there is no such device.
+    pub fn shares(&self, device: DeviceId) -> Option<&Settings> {
+        self.shared.schedule.arbiter.settings(self.shared.devices.get(device.0)?.tenant)
     }
 
     /// Sets the port's state: `None` is down. Queue pairs keep their state; while the port is down nothing of theirs is sent or

@@ -18,6 +18,9 @@ pub enum ControlError {
     /// The device does not have this feature (EOPNOTSUPP).
     #[error("not supported: {0}")]
     Unsupported(&'static str),
+    /// What a device is to be promised cannot be (EINVAL).
+    #[error(transparent)]
+    Shares(#[from] isolation::SettingsError),
 }
 
 /// Why a work request was refused.

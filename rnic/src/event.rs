@@ -73,6 +73,11 @@ pub struct Transmit {
 }
 
 impl Transmit {
+    /// How many packets it is.
+    pub fn packets(&self) -> usize {
+        self.len.div_ceil(self.segment_len.max(1))
+    }
+
     /// A burst of `len` bytes in packets of `segment_len`, along `flow`, with headers as `address` wants them.
     pub(crate) fn new(device: DeviceId, flow: &Flow, address: &AddressVector, (len, segment_len): (usize, usize)) -> Transmit {
         Transmit {
@@ -98,5 +103,7 @@ pub enum Work {
     Copied {
         /// How many.
         bytes: u64,
+        /// Requests that were executed to their end.
+        messages: u32,
     },
 }

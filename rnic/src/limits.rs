@@ -31,6 +31,8 @@ pub const QPN_BITS: u32 = 20;
 /// Management datagrams that wait to be taken by the front end, and as many that wait to be sent.
 pub const MAX_MADS: usize = 1024;
 
+/// Longest packet, BTH to ICRC, that is sent: the largest MTU and the longest headers.
+pub const MAX_PACKET: usize = 4200;
 /// Bytes of packets in one burst: below the 64 KiB of one UDP datagram train.
 pub const MAX_BURST_BYTES: usize = 60 << 10;
 /// Packets in one burst: what UDP segmentation offload takes at once on every kernel that has it.

@@ -128,7 +128,7 @@ impl Rnic {
                 deliver(qps, shared, scratch, (peer, mad.remote_qpn), &arrival, 0);
                 write_delivered(qps, shared, scratch, (peer, mad.remote_qpn), dma);
             }
-            return Some(Work::Copied { bytes: MAD_BYTES as u64 });
+            return Some(Work::Copied { bytes: MAD_BYTES as u64, messages: 1 });
         }
         let mut headers = Headers::new(Bth {
             opcode: Opcode::UdSendOnly,

@@ -6,7 +6,7 @@ use crate::dma::Dma;
 use crate::error::PostError;
 use crate::event::{AsyncEvent, Work};
 use crate::ids::IdTable;
-use crate::limits;
+use crate::limits::{self, COPY_QUANTUM, MAX_PACKET};
 use crate::qp::access::total_length;
 use crate::qp::state::check_address;
 use crate::qp::{Path, Qp, RecvWqe, SendWqe, Wait};
@@ -22,11 +22,13 @@ pub struct Config {
     pub seed: u64,
     /// Whether two devices of this core talk by copying; otherwise through packets like everyone else.
     pub local_path: bool,
+    /// What there is to share between devices.
+    pub sharing: isolation::Config,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { seed: 0, local_path: true }
+        Config { seed: 0, local_path: true, sharing: isolation::Config::default() }
     }
 }
 
@@ -55,7 +57,8 @@ impl Rnic {
     /// outstanding; `Invalid` for too many buffers, more than 2^31 bytes, an atomic with less than 8 bytes to put the result
     /// into, a `Direct` buffer to write to, a SEND with both immediate data and a key to invalidate, an operation that the
     /// queue pair's type does not have, or a datagram to an address that cannot be reached from this device.
-    pub fn post_send(&mut self, _now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
+    pub fn post_send(&mut self, now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
+        self.shared.schedule.now = now;
         let qp = self.qps.get_mut(qpn.get()).ok_or(PostError::State)?;
         if matches!(qp.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(PostError::State);
@@ -98,6 +101,7 @@ impl Rnic {
             flags: request.flags,
         };
         qp.sq.push(wqe, request.buffers);
+        qp.flow.classifier.note(wqe.length, qp.sq.len());
         match qp.state {
             QpState::Err | QpState::Sqe => qp.flush_sends(&mut self.shared),
             _ => qp.schedule(&mut self.shared),
@@ -151,6 +155,7 @@ impl Rnic {
 
     /// Does everything whose time has come. Call it when [`Self::poll_timeout`] is reached, or more often.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.shared.schedule.now = now;
         while let Some((at, qpn)) = self.shared.timers.pop(now) {
             let Some(qp) = self.qps.get_mut(qpn.get()) else { continue };
             if self.shared.timers.is_due(qpn, &mut qp.timer, at, now) {
@@ -161,25 +166,34 @@ impl Rnic {
 
     /// When [`Self::handle_timeout`] wants to be called; it may turn out that nothing was to be done.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.shared.timers.next()
+        let turn = self.shared.schedule.arbiter.poll_timeout();
+        [self.shared.timers.next(), turn].into_iter().flatten().min()
     }
 
     /// Does one step of work: makes a burst of packets for one queue pair in `buf`, or executes requests of one queue pair on
     /// the local path. `None`: nothing to do now. `buf` should be 60 KiB long; at least one packet must fit (4200 bytes).
     pub fn poll_transmit(&mut self, now: Instant, dma: &mut impl Dma, buf: &mut [u8]) -> Option<Work> {
+        self.shared.schedule.now = now;
         if let Some(work) = self.mad_step(dma, buf) {
             return Some(work);
         }
         loop {
-            let qpn = self.shared.schedule.take()?;
-            let Some(qp) = self.qps.get_mut(qpn.get()) else { continue };
-            qp.queued = false;
+            let grant = self.shared.schedule.take()?;
+            let qpn = grant.qpn;
+            let Some(qp) = self.qps.get_mut(qpn.get()) else {
+                self.shared.schedule.charge(&grant, None);
+                continue;
+            };
+            qp.flow.begin_turn();
+            let room = buf.len().min((grant.max_bytes as usize).max(MAX_PACKET));
+            let buf = &mut buf[..room];
             let work = match qp.path {
                 Path::Unset => None,
-                Path::Local(peer) => self.local_step(now, qpn, peer, dma),
+                Path::Local(peer) => self.local_step(now, qpn, peer, dma, grant.max_bytes.min(COPY_QUANTUM)),
                 Path::PerRequest => self.datagram_step(qpn, dma, buf),
                 Path::Wire(flow) => qp.transmit(&mut self.shared, &mut self.scratch, now, flow, dma, buf).map(Work::Packets),
             };
+            self.shared.schedule.charge(&grant, work.as_ref());
             if work.is_some() {
                 return work;
             }

@@ -33,6 +33,7 @@ impl Rnic {
     /// shorter, as UDP_GRO gives them. Payload is in memory, and completions can be polled, when this returns.
     pub fn handle_burst(&mut self, now: Instant, meta: &RxMeta, bytes: &[u8], dma: &mut impl Dma) {
         let Rnic { qps, shared, scratch } = self;
+        shared.schedule.now = now;
         if !shared.port_is_up(meta.device) {
             shared.drops.port_down += 1;
             return;

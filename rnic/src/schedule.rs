@@ -1,28 +1,41 @@
-//! Who may act next: a round robin over the queue pairs that have something to do. It is asked before every burst of packets
-//! and before every step of the local path, for requests and responses alike.
+//! Who may act next: the arbiter of [`isolation`], and the time it is asked at. It is asked before every burst of packets and before
+//! every step of the local path, for requests and responses alike, and told afterwards what the turn cost.
 
-use alloc::collections::VecDeque;
-use roce::Qpn;
+use crate::event::Work;
+use isolation::{Arbiter, Config, Cost, Flow, Grant};
+use roce::{Instant, Qpn};
 
-/// The ready queue. A queue pair is in it at most once; its own flag says whether it is.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Schedule {
-    ready: VecDeque<Qpn>,
+    pub arbiter: Arbiter,
+    /// When the call began that is being carried out.
+    pub now: Instant,
 }
 
 impl Schedule {
-    /// Puts a queue pair at the end, unless it is queued already.
-    #[inline]
-    pub fn add(&mut self, qpn: Qpn, queued: &mut bool) {
-        if !*queued {
-            *queued = true;
-            self.ready.push_back(qpn);
-        }
+    pub fn new(config: Config) -> Self {
+        Schedule { arbiter: Arbiter::new(config), now: Instant::ZERO }
     }
 
-    /// The next queue pair; the caller clears its flag. It may be gone by now.
+    /// A queue pair has something to do.
     #[inline]
-    pub fn take(&mut self) -> Option<Qpn> {
-        self.ready.pop_front()
+    pub fn add(&mut self, qpn: Qpn, flow: &mut Flow) {
+        self.arbiter.add(qpn, flow, self.now);
+    }
+
+    /// Whose turn it is; the queue pair may be gone by now.
+    #[inline]
+    pub fn take(&mut self) -> Option<Grant> {
+        self.arbiter.take(self.now)
+    }
+
+    /// What came of a turn.
+    #[inline]
+    pub fn charge(&mut self, grant: &Grant, work: Option<&Work>) {
+        let cost = match *work.unwrap_or(&Work::Copied { bytes: 0, messages: 0 }) {
+            Work::Packets(sent) => Cost { bytes: sent.len as u64, packets: sent.packets() as u64 },
+            Work::Copied { bytes, messages } => Cost { bytes, packets: u64::from(messages) },
+        };
+        self.arbiter.charge(grant, cost, self.now);
     }
 }

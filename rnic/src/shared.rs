@@ -50,7 +50,7 @@ impl Shared {
             srqs: IdTable::new(limits::MAX_SRQS, 32, seed(6)),
             completions: Completions::default(),
             events: VecDeque::new(),
-            schedule: Schedule::default(),
+            schedule: Schedule::new(config.sharing),
             timers: Timers::default(),
             drops: DropCounters::default(),
             mads: Mads::default(),

@@ -9,15 +9,16 @@ use std::process::Command;
 /// Workspace crates that each crate may use. One that is missing here may use none.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("emtt", &["roce"]),
-    ("rnic", &["emtt", "roce"]),
+    ("isolation", &["roce"]),
+    ("rnic", &["emtt", "isolation", "roce"]),
     ("vdev-verbs", &["vdev-abi"]),
     ("vdev-verbs-dropin", &["vdev-abi"]),
-    ("vdev", &["rnic", "emtt", "roce", "pvdma", "vdev-abi"]),
+    ("vdev", &["rnic", "emtt", "isolation", "roce", "pvdma", "vdev-abi"]),
 ];
 /// Crates that may use any other, and that no other may use (`skip` is for the tests of all).
 const ON_TOP: &[&str] = &["tools", "perftest", "tests"];
 /// The protocol core: no I/O, no unsafe code, no standard library.
-const CORE: &[&str] = &["roce", "emtt", "rnic"];
+const CORE: &[&str] = &["roce", "emtt", "isolation", "rnic"];
 /// All that the core may use from outside: none of these does I/O.
 const OUTSIDE_OF_CORE: &[&str] = &["bitflags", "crc32fast", "thiserror"];
 /// Longest source file, tests apart.

@@ -186,7 +186,7 @@ impl Runner {
     pub fn run(self) {
         let Runner { seed, local_path, epoll, waker, commands, reaching } = self;
         let memories = Memories::watched(reaching);
-        Datapath::new(Config { seed, local_path }, memories, epoll).serve(&waker, &commands);
+        Datapath::new(Config { seed, local_path, ..Config::default() }, memories, epoll).serve(&waker, &commands);
     }
 }
 
@@ -296,7 +296,7 @@ impl Datapath {
                     bytes += transmit.len as u64;
                     self.ports.push(transmit);
                 }
-                Some(Work::Copied { bytes: copied }) => bytes += copied,
+                Some(Work::Copied { bytes: copied, .. }) => bytes += copied,
             }
             steps += 1;
         }

@@ -137,7 +137,7 @@ impl Rnic {
             counters.local_bytes += bytes;
             counters.local_messages += u64::from(messages);
         });
-        (messages > 0).then_some(Work::Copied { bytes })
+        (messages > 0).then_some(Work::Copied { bytes, messages })
     }
 }
 

@@ -13,7 +13,7 @@ use super::{Path, Qp, QpType, SendWqe, Wait};
 use crate::attr::QpState;
 use crate::dma::{Dma, DmaError, Piece};
 use crate::event::Work;
-use crate::limits::{COPY_MESSAGES, COPY_QUANTUM};
+use crate::limits::COPY_MESSAGES;
 use crate::rnic::Rnic;
 use crate::shared::{Scratch, Shared};
 use crate::vendor_err;
@@ -48,20 +48,27 @@ impl From<Refusal> for Fault {
 }
 
 impl Rnic {
-    /// Executes requests of one queue pair until a quantum is used up. `None` if there was nothing to do.
-    pub(crate) fn local_step(&mut self, now: Instant, qpn: Qpn, peer: DeviceId, dma: &mut impl Dma) -> Option<Work> {
+    /// Executes requests of one queue pair until `quantum` bytes are moved. `None` if there was nothing to do.
+    pub(crate) fn local_step(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        peer: DeviceId,
+        dma: &mut impl Dma,
+        quantum: u32,
+    ) -> Option<Work> {
         let (mut bytes, mut messages) = (0, 0);
         let more = loop {
-            let (count, moved) = self.local_run(qpn, peer, dma, (COPY_MESSAGES - messages, COPY_QUANTUM - bytes));
+            let (count, moved) = self.local_run(qpn, peer, dma, (COPY_MESSAGES - messages, quantum - bytes));
             (bytes, messages) = (bytes + moved, messages + count);
-            if bytes >= COPY_QUANTUM || messages == COPY_MESSAGES {
+            if bytes >= quantum || messages == COPY_MESSAGES {
                 break true;
             }
-            match self.local_request(now, qpn, peer, dma, COPY_QUANTUM - bytes) {
+            match self.local_request(now, qpn, peer, dma, quantum - bytes) {
                 Step::Message(moved) => {
                     bytes += moved;
                     messages += 1;
-                    if bytes >= COPY_QUANTUM || messages == COPY_MESSAGES {
+                    if bytes >= quantum || messages == COPY_MESSAGES {
                         break true;
                     }
                 }
@@ -83,7 +90,7 @@ impl Rnic {
             counters.local_bytes += u64::from(bytes);
             counters.local_messages += u64::from(messages);
         });
-        Some(Work::Copied { bytes: u64::from(bytes) })
+        Some(Work::Copied { bytes: u64::from(bytes), messages })
     }
 
     fn local_request(&mut self, now: Instant, qpn: Qpn, peer_device: DeviceId, dma: &mut impl Dma, room: u32) -> Step {

@@ -28,6 +28,7 @@ use crate::srq::Srq;
 use crate::timers::Timer;
 use crate::vendor_err;
 use crate::work::{Completion, CompletionFlags, CqId, DeviceId, Opcode, PdId, SendFlags, SendOp, SrqId, Status};
+use isolation::TenantId;
 use queue::Ring;
 pub(crate) use queue::{RecvWqe, SendWqe};
 use requester::Requester;
@@ -75,8 +76,8 @@ pub(crate) struct Qp {
     pub recv_pd: PdId,
     pub all_signaled: bool,
     pub state: QpState,
-    /// Whether it stands in the schedule's queue.
-    pub queued: bool,
+    /// What the arbiter knows of it.
+    pub flow: isolation::Flow,
     /// Whether anything was received since RTR.
     pub established: bool,
     /// Whether it was told that a shared receive queue will not be taken from any more.
@@ -96,7 +97,7 @@ pub(crate) struct Qp {
 }
 
 impl Qp {
-    pub fn new(qpn: Qpn, device: DeviceId, pd: PdId, init: &QpInit, srq: Option<&Srq>) -> Self {
+    pub fn new(qpn: Qpn, (device, tenant): (DeviceId, TenantId), pd: PdId, init: &QpInit, srq: Option<&Srq>) -> Self {
         let caps = init.caps;
         let (recv_pd, recv_wr, recv_sge) = match srq {
             Some(srq) => (srq.pd, 1, srq.max_sge()),
@@ -114,7 +115,7 @@ impl Qp {
             recv_pd,
             all_signaled: init.all_signaled,
             state: QpState::Reset,
-            queued: false,
+            flow: isolation::Flow::new(tenant),
             established: false,
             told_last_wqe: false,
             wait: Wait::Nothing,
@@ -160,7 +161,7 @@ impl Qp {
     /// Puts this queue pair into the schedule.
     #[inline]
     pub fn schedule(&mut self, shared: &mut Shared) {
-        shared.schedule.add(self.qpn, &mut self.queued);
+        shared.schedule.add(self.qpn, &mut self.flow);
     }
 
     /// Starts the timer for `wait`, `delay` from now; without a delay it waits for ever.

@@ -121,7 +121,7 @@ impl World {
     /// An empty world with the cores that the route needs.
     pub fn new(setup: Setup) -> Self {
         let cores = if setup.route == Route::Local { 1 } else { 2 };
-        let config = |n| Config { seed: setup.seed * 2 + n, local_path: true };
+        let config = |n| Config { seed: setup.seed * 2 + n, local_path: true, ..Config::default() };
         World {
             now: Instant::from_nanos(1_000_000),
             nics: (0..cores).map(|n| Rnic::new(config(n))).collect(),

@@ -28,7 +28,7 @@ pub fn refuse(errno: i32, message: impl Into<String>) -> Refusal {
 
 pub(super) fn refused(error: &ControlError) -> Refusal {
     let errno = match error {
-        ControlError::Invalid(_) | ControlError::NotFound(_) => libc::EINVAL,
+        ControlError::Invalid(_) | ControlError::NotFound(_) | ControlError::Shares(_) => libc::EINVAL,
         ControlError::Busy(_) => libc::EBUSY,
         ControlError::Limit(_) => libc::ENOMEM,
         ControlError::Unsupported(_) => libc::EOPNOTSUPP,

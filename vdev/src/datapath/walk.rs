@@ -182,7 +182,7 @@ fn one_write_takes_the_path_that_the_list_describes() {
     let mut walk = Walk { list: list(), walked: 0 };
     let (waker, epoll) = (Waker::new().unwrap(), Epoll::new().unwrap());
     epoll.add_input(waker.as_fd(), Source::Control).unwrap();
-    let mut datapath = Datapath::new(Config { seed: 1, local_path: false }, Memories::new(), epoll);
+    let mut datapath = Datapath::new(Config { seed: 1, local_path: false, ..Config::default() }, Memories::new(), epoll);
     let [near, far] = ["127.91.7.1", "127.91.7.2"];
     let (mut a, b) = (Program::new(&mut datapath, near), Program::new(&mut datapath, far));
     a.connect(&mut datapath, &b, far);
