@@ -5,14 +5,22 @@ use crate::matrix::{Row, free_port, judge, result_lines};
 use crate::vm::{Capture, Guest, GuestOptions, Image, Job, Switch};
 use crate::{Daemon, DaemonOptions, Ended, Program};
 use std::fmt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// How long one run may take. Most take a few seconds; emulation on a loaded machine is slow, and so is recovery from loss.
-const RUN_LIMIT: Duration = Duration::from_secs(400);
+const RUN_LIMIT: Duration = Duration::from_secs(240);
 /// How long a server may take until it listens, and how long after the end of one side the other may go on.
-const MEET_LIMIT: Duration = Duration::from_secs(30);
-/// How often a client tries to reach a server whose listening cannot be seen from outside, a second apart.
-const TRIES: u32 = 10;
+const MEET_LIMIT: Duration = Duration::from_secs(60);
+/// How long a look at either side may take after a failure.
+const LOOK_LIMIT: Duration = Duration::from_secs(20);
+/// How often a client that is refused tries again, a second apart: that a server of rdma_cm listens on vrdma shows only so.
+const TRIES: u32 = 20;
+/// What a client prints that was refused because nobody listens.
+const REFUSALS: &[&str] = &["RDMA_CM_EVENT_REJECTED", "Unexpected CM event bl blka 8", "Connection refused"];
+/// State of the guest that tells why a run failed.
+const GUEST_STATE: &str =
+    "rdma resource show cm_id; rdma resource show qp; rdma statistic show; dmesg | tail -n 20; ps ax | tail -n 15";
 
 /// The side that vrdma takes; rxe takes the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +71,21 @@ pub struct Outcome {
     pub vrdma: Role,
     /// The way between.
     pub path: Path,
-    /// What the client measured, or what went wrong.
-    pub result: Result<String, String>,
     /// Packets looked at.
-    pub packets: Vec<Vec<u8>>,
+    pub packets: usize,
+    /// What the client measured, or what went wrong.
+    pub result: Result<String, Failure>,
+}
+
+/// What is known of a run that failed.
+#[derive(Debug)]
+pub struct Failure {
+    /// In one line.
+    pub reason: String,
+    /// What both programs printed, and the state of both sides before the programs were ended.
+    pub state: String,
+    /// The capture, until the next run.
+    pub capture: PathBuf,
 }
 
 /// A switch with the daemon on it and a guest with rxe.
@@ -143,66 +162,82 @@ impl Bed {
     /// Runs a program on both sides to its end, and captures what passes.
     pub fn run(&mut self, row: &Row, vrdma: Role) -> Outcome {
         let capture = Capture::start(&self.image, &self.switch, self.switch.port(0), self.daemon.folder());
-        let mut result = self.run_both(row, vrdma);
+        let ran = self.run_both(row, vrdma);
         let captured = capture.stop();
-        if let (Ok(_), [first, ..]) = (&result, &captured.complaints[..]) {
-            result = Err(format!("{} unsound packets; {first}", captured.complaints.len()));
-        }
-        if result.is_ok() && captured.packets.is_empty() {
-            result = Err("no packet passed the guest's port".into());
-        }
-        Outcome { row: *row, vrdma, path: self.path, result, packets: captured.packets }
+        let result = match (ran, &captured.complaints[..]) {
+            (Err((reason, state)), _) => Err((format!("{reason}; {}", captured.story()), state)),
+            (Ok(_), [first, ..]) => {
+                Err((format!("{} unsound packets; {first}", captured.complaints.len()), captured.complaints.join("\n")))
+            }
+            (Ok(_), []) if captured.packets.is_empty() => Err(("no packet passed the guest's port".into(), String::new())),
+            (Ok(figure), []) => Ok(figure),
+        };
+        let result = result.map_err(|(reason, state)| Failure { reason, state, capture: captured.file });
+        Outcome { row: *row, vrdma, path: self.path, packets: captured.packets.len(), result }
     }
 
-    fn run_both(&mut self, row: &Row, vrdma: Role) -> Result<String, String> {
+    /// The figure, or what went wrong and the state of both sides then.
+    fn run_both(&mut self, row: &Row, vrdma: Role) -> Result<String, (String, String)> {
         let port = free_port().to_string();
-        let by_cm = is_by_cm(row);
-        let (mut server, mut client);
-        match vrdma {
-            Role::Server => {
-                server = self.on_host(row, &port, None);
-                if !by_cm {
-                    self.wait_until_listening_on_host(&mut server, &port)?;
-                }
-                client = self.in_guest(row, &port, Some(Switch::IPV4));
-            }
-            Role::Client => {
-                server = self.in_guest(row, &port, None);
-                if !by_cm {
-                    let listening = format!("until ss -Hltn sport = :{port} | grep -q .; do sleep 0.05; done");
-                    self.guest
-                        .start(&listening)
-                        .wait(MEET_LIMIT)
-                        .ok_or_else(|| format!("the server in the guest does not listen: {}", one_line(&server.output())))?;
-                }
-                let address = self.switch.port(0).ipv4.clone();
-                client = self.on_host(row, &port, Some(&address));
-            }
-        }
+        let mut server = match vrdma {
+            Role::Server => self.on_host(row, &port, None),
+            Role::Client => self.in_guest(row, &port, None),
+        };
+        self.wait_until_listening(row, &mut server, &port).map_err(|reason| (reason, self.look(&[&server])))?;
+        let mut client = self.start_client(row, vrdma, &port);
         let mut ended = client.wait(RUN_LIMIT);
         for _ in 1..TRIES {
-            let refused = by_cm && ended.as_ref().is_some_and(|ended| !ended.status.success());
-            if !refused || server.wait(Duration::from_secs(1)).is_some() {
+            let refused = |ended: &Ended| !ended.status.success() && REFUSALS.iter().any(|text| ended.output.contains(text));
+            let again = is_by_cm(row) && vrdma == Role::Server && ended.as_ref().is_some_and(refused);
+            if !again || server.wait(Duration::from_secs(1)).is_some() {
                 break;
             }
-            client = match vrdma {
-                Role::Server => self.in_guest(row, &port, Some(Switch::IPV4)),
-                Role::Client => self.on_host(row, &port, Some(&self.switch.port(0).ipv4.clone())),
-            };
+            client = self.start_client(row, vrdma, &port);
             ended = client.wait(RUN_LIMIT);
         }
-        let server_ended = server.wait(MEET_LIMIT);
-        let both = || format!("client: {}; server: {}", one_line(&client.output()), one_line(&server.output()));
-        match (&ended, &server_ended) {
-            (None, _) => return Err(format!("the client still ran after {RUN_LIMIT:?}; {}", both())),
-            (Some(ended), _) if !ended.status.success() => return Err(format!("client: {}; {}", ended.status, both())),
-            (_, None) => return Err(format!("the server still ran {MEET_LIMIT:?} after the client; {}", both())),
-            (_, Some(ended)) if !ended.status.success() => return Err(format!("server: {}; {}", ended.status, both())),
-            _ => {}
-        }
+        let server_ended = ended.as_ref().and_then(|_| server.wait(MEET_LIMIT));
         let report = client.output();
-        judge(row, &report).map_err(|complaint| format!("{complaint}; {}", both()))?;
-        Ok(figure(&report))
+        let judged = match (&ended, &server_ended) {
+            (None, _) => Err(format!("the client still ran after {RUN_LIMIT:?}")),
+            (Some(ended), _) if !ended.status.success() => Err(format!("client: {}", ended.status)),
+            (_, None) => Err(format!("the server still ran {MEET_LIMIT:?} after the client")),
+            (_, Some(ended)) if !ended.status.success() => Err(format!("server: {}", ended.status)),
+            _ => judge(row, &report),
+        };
+        match judged {
+            Ok(()) => Ok(figure(&report)),
+            Err(reason) => {
+                let last = |program: &Running| one_line(&program.output());
+                let reason = format!("{reason}; client: {}; server: {}", last(&client), last(&server));
+                Err((reason, self.look(&[&client, &server])))
+            }
+        }
+    }
+
+    fn start_client(&mut self, row: &Row, vrdma: Role, port: &str) -> Running {
+        let at = self.switch.port(0);
+        let (host, guest) =
+            if self.path.ipv6 && is_by_cm(row) { (Switch::IPV6, at.ipv6.clone()) } else { (Switch::IPV4, at.ipv4.clone()) };
+        match vrdma {
+            Role::Server => self.in_guest(row, port, Some(host)),
+            Role::Client => self.on_host(row, port, Some(&guest)),
+        }
+    }
+
+    /// What the programs printed, and what vrdma and the guest have to say.
+    fn look(&mut self, programs: &[&Running]) -> String {
+        let printed: Vec<String> = programs.iter().map(|program| program.output()).collect();
+        let device = if self.path.ipv6 { "v6" } else { "v4" };
+        let why = self.daemon.cli(&["dev", "why", device]).output;
+        let shown = self.daemon.device(device);
+        let guest = if self.guest.is_gone() {
+            "the guest is gone".into()
+        } else {
+            let job = self.guest.start(GUEST_STATE);
+            job.wait(LOOK_LIMIT);
+            job.output()
+        };
+        format!("{}\n--- vrdma\n{why}\n{shown}\n--- guest\n{guest}", printed.join("\n---\n"))
     }
 
     /// Program and options of one side: that at `own`, which listens if it has no peer.
@@ -226,7 +261,8 @@ impl Bed {
     }
 
     fn on_host(&mut self, row: &Row, port: &str, peer: Option<&str>) -> Running {
-        let mut words = self.words(row, port, Switch::IPV4, 0, peer);
+        let own = if self.path.ipv6 { Switch::IPV6 } else { Switch::IPV4 };
+        let mut words = self.words(row, port, own, 0, peer);
         words.splice(..1, self.image.program(&words[0]));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         Running::Host(Box::new(self.daemon.run(if self.path.ipv6 { "v6" } else { "v4" }, &words)))
@@ -234,27 +270,35 @@ impl Bed {
 
     fn in_guest(&self, row: &Row, port: &str, peer: Option<&str>) -> Running {
         let gid_index = self.gid_index[usize::from(self.path.ipv6)];
-        let words = self.words(row, port, &self.switch.port(0).ipv4, gid_index, peer).join(" ");
+        let at = self.switch.port(0);
+        let own = if self.path.ipv6 { &at.ipv6 } else { &at.ipv4 };
+        let words = self.words(row, port, own, gid_index, peer).join(" ");
         // Programs of rdma_cm find the device by address.
         let device = if matches!(row.program, "rping" | "rdma_client") { "" } else { "-d rxe0" };
         Running::Guest(self.guest.start(&format!("exec {words} {device}")))
     }
 
-    fn wait_until_listening_on_host(&self, server: &mut Running, port: &str) -> Result<(), String> {
-        let Running::Host(program) = server else { return Ok(()) };
-        let deadline = Instant::now() + MEET_LIMIT;
-        while !crate::matrix::is_listening(program.pid(), port) {
-            if !program.is_running() || Instant::now() >= deadline {
-                return Err(format!("the server on the host does not listen: {}", one_line(&program.output())));
+    /// Waits until a server listens, where that can be seen: not on vrdma's rdma_cm.
+    fn wait_until_listening(&self, row: &Row, server: &mut Running, port: &str) -> Result<(), String> {
+        let listens = match server {
+            Running::Host(_) if is_by_cm(row) => return Ok(()),
+            Running::Host(program) => {
+                let deadline = Instant::now() + MEET_LIMIT;
+                while !crate::matrix::is_listening(program.pid(), port) && program.is_running() && Instant::now() < deadline {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                crate::matrix::is_listening(program.pid(), port)
             }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(())
-    }
-
-    /// The guest, for more commands.
-    pub fn guest(&self) -> &Guest {
-        &self.guest
+            Running::Guest(_) => {
+                let look = if is_by_cm(row) {
+                    format!("rdma resource show cm_id | grep LISTEN | grep -q ':{port} '")
+                } else {
+                    format!("ss -Hltn sport = :{port} | grep -q .")
+                };
+                self.guest.start(&format!("until {look}; do sleep 0.05; done")).wait(MEET_LIMIT).is_some()
+            }
+        };
+        if listens { Ok(()) } else { Err(format!("the server does not listen: {}", one_line(&server.output()))) }
     }
 }
 

@@ -7,9 +7,11 @@
 mod capture;
 mod guest;
 mod image;
+mod packets;
 mod switch;
 
-pub use capture::{Capture, Packets};
+pub use capture::{Capture, Captured};
 pub use guest::{Guest, GuestOptions, Job};
 pub use image::Image;
+pub use packets::Packet;
 pub use switch::{Port, Switch};

@@ -31,8 +31,9 @@ fn programs_run_between_vrdma_and_rxe() {
     let outcomes = ROWS.iter().map(|(row, vrdma)| bed.run(row, *vrdma));
     let failed: Vec<String> = outcomes
         .filter_map(|outcome| {
-            let (row, reason) = (outcome.row, outcome.result.err()?);
-            Some(format!("{} {} with vrdma as {:?}: {reason}", row.program, row.options, outcome.vrdma))
+            let (row, failure) = (outcome.row, outcome.result.err()?);
+            let name = format!("{} {} with vrdma as {:?}", row.program, row.options, outcome.vrdma);
+            Some(format!("{name}: {}\n{}", failure.reason, failure.state))
         })
         .collect();
     assert!(failed.is_empty(), "{}", failed.join("\n"));

@@ -1,10 +1,9 @@
 //! What passed a guest's port: a capture by tcpdump, dissected by tshark, with the ICRC of each packet checked.
 
+use super::packets::{self, Packet};
 use super::{Image, Port, Switch};
 use crate::Program;
 use nix::sys::signal::Signal;
-use roce::wire::icrc::{Flow, Ipv4Fields, Prefix};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -32,11 +31,21 @@ pub struct Capture {
 
 /// What a capture holds.
 #[derive(Debug)]
-pub struct Packets {
-    /// Each packet, from the IP header on.
-    pub packets: Vec<Vec<u8>>,
+pub struct Captured {
+    /// Each packet.
+    pub packets: Vec<Packet>,
     /// What is wrong with some of them, by tshark and by the ICRC; empty if nothing is.
     pub complaints: Vec<String>,
+    /// The capture itself, until the next one with the same folder.
+    pub file: PathBuf,
+}
+
+impl Captured {
+    /// In one line, for runs that failed: the connection manager's messages with their times, how many packets of each kind
+    /// went to which queue pair, and when the last one passed.
+    pub fn story(&self) -> String {
+        packets::story(&self.packets)
+    }
 }
 
 impl Capture {
@@ -55,7 +64,7 @@ impl Capture {
     }
 
     /// Ends the capture and looks at it.
-    pub fn stop(mut self) -> Packets {
+    pub fn stop(mut self) -> Captured {
         let size = || std::fs::metadata(&self.file).map_or(0, |file| file.len());
         let mut before = u64::MAX;
         while before != size() {
@@ -66,11 +75,11 @@ impl Capture {
             self.tcpdump.signal(Signal::SIGINT);
         }
         self.tcpdump.succeed(LIMIT);
-        let packets = read_pcap(&std::fs::read(&self.file).expect("tcpdump wrote a file"));
+        let packets = packets::read_pcap(&std::fs::read(&self.file).expect("tcpdump wrote a file"));
         let mut complaints = self.dissect();
-        let bad = packets.iter().enumerate().filter_map(|(n, packet)| Some((n, check_icrc(packet).err()?)));
+        let bad = packets.iter().enumerate().filter_map(|(n, packet)| Some((n, packet.check_icrc().err()?)));
         complaints.extend(bad.map(|(n, complaint)| format!("packet {}: {complaint}", n + 1)));
-        Packets { packets, complaints }
+        Captured { packets, complaints, file: self.file }
     }
 
     /// The packets that tshark finds unsound.
@@ -90,46 +99,4 @@ impl Capture {
         assert!(output.status.success(), "tshark: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).lines().map(|line| format!("tshark: {}", line.trim())).collect()
     }
-}
-
-/// The packets of a pcap file of Ethernet frames in this machine's byte order, without their Ethernet headers.
-fn read_pcap(bytes: &[u8]) -> Vec<Vec<u8>> {
-    const FILE_HEADER: usize = 24;
-    const RECORD_HEADER: usize = 16;
-    const ETHERNET: usize = 14;
-    let mut packets = Vec::new();
-    let mut rest = bytes.get(FILE_HEADER..).unwrap_or_default();
-    while let Some((header, after)) = rest.split_at_checked(RECORD_HEADER) {
-        let len = u32::from_ne_bytes(header[8..12].try_into().expect("4 bytes")) as usize;
-        let Some((frame, next)) = after.split_at_checked(len) else { break };
-        packets.push(frame.get(ETHERNET..).unwrap_or_default().to_vec());
-        rest = next;
-    }
-    packets
-}
-
-/// Checks the ICRC of a whole IP packet, with IPv4's identification and flags as its header has them.
-fn check_icrc(packet: &[u8]) -> Result<(), String> {
-    let short = || format!("too short: {packet:02x?}");
-    let be16 = |at: usize| packet.get(at..at + 2).map(|two| u16::from_be_bytes([two[0], two[1]])).ok_or_else(short);
-    let address = |at: usize, len: usize| packet.get(at..at + len).ok_or_else(short);
-    let (src, dst, udp, hidden): (IpAddr, IpAddr, usize, _) = match packet.first() {
-        Some(0x45) => {
-            let ip = |at| address(at, 4).map(|octets| <[u8; 4]>::try_from(octets).expect("4 bytes"));
-            let dont_fragment = be16(6)? & 0x4000 != 0;
-            let fields = Ipv4Fields { id: be16(4)?, dont_fragment };
-            (Ipv4Addr::from(ip(12)?).into(), Ipv4Addr::from(ip(16)?).into(), 20, Some(fields))
-        }
-        Some(0x60..=0x6F) => {
-            let ip = |at| address(at, 16).map(|octets| <[u8; 16]>::try_from(octets).expect("16 bytes"));
-            (Ipv6Addr::from(ip(8)?).into(), Ipv6Addr::from(ip(24)?).into(), 40, None)
-        }
-        _ => return Err(format!("no plain IP header: {:02x?}", &packet[..packet.len().min(20)])),
-    };
-    // A short frame is padded by Ethernet; the UDP length tells where the packet ends.
-    let end = udp + usize::from(be16(udp + 4)?);
-    let payload = packet.get(udp + 8..end).ok_or_else(short)?;
-    let flow = Flow { src, dst, src_port: be16(udp)? };
-    let found = Prefix::new(&flow, payload.len()).and_then(|prefix| prefix.identify(0, payload)).map_err(|e| e.to_string())?;
-    if found == hidden { Ok(()) } else { Err(format!("the ICRC stands for {found:?}, the header says {hidden:?}")) }
 }

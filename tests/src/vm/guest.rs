@@ -160,6 +160,11 @@ impl Guest {
         ended.output
     }
 
+    /// Whether it has ended, or lost touch.
+    pub fn is_gone(&self) -> bool {
+        self.jobs.state().gone
+    }
+
     /// A folder that host and guest share; the guest sees it as `/mnt/job`.
     pub fn folder(&self) -> &Path {
         &self.folder

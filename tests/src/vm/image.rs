@@ -15,24 +15,29 @@ impl Image {
         Self::from_script(&["--find"])
     }
 
-    /// The image, made first if need be: about 190 MB of packages are fetched. `None` if that failed; the script says why on
-    /// standard error.
-    pub fn make() -> Option<Image> {
-        Self::from_script(&[])
-    }
-
     /// The image for a test that runs as root in network namespaces, or `None` after the test was skipped.
     pub fn or_skip() -> Option<Image> {
-        if crate::need_root("network namespaces and taps") || crate::missing_program(&["ip"]) {
-            return None;
-        }
-        if !Path::new("/dev/net/tun").exists() {
-            crate::skip("no /dev/net/tun for taps");
+        if lacks_network() {
             return None;
         }
         let image = Self::find();
         if image.is_none() {
             crate::skip("no guest image (tests/vm/image makes it, and needs a way to a Debian mirror)");
+        }
+        image
+    }
+
+    /// The same, but an image that is absent is made: about 190 MB of packages are fetched. If that fails, the script says why on
+    /// standard error.
+    pub fn make_or_skip() -> Option<Image> {
+        if lacks_network() {
+            return None;
+        }
+        let image = Self::from_script(&[]);
+        if image.is_none() {
+            crate::skip(
+                "no guest image, and it cannot be made (QEMU, kernel and programs come from a Debian mirror; see above)",
+            );
         }
         image
     }
@@ -78,4 +83,16 @@ impl Image {
         let name = list.lines().find_map(|line| line.strip_prefix("linux-binary-")).expect("the image has a kernel");
         name.split(' ').next().unwrap_or_default().to_owned()
     }
+}
+
+/// Whether something is absent that networks of guests need; then the test was skipped.
+fn lacks_network() -> bool {
+    if crate::need_root("network namespaces and taps") || crate::missing_program(&["ip"]) {
+        return true;
+    }
+    let absent = !Path::new("/dev/net/tun").exists();
+    if absent {
+        crate::skip("no /dev/net/tun for taps");
+    }
+    absent
 }

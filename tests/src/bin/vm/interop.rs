@@ -1,13 +1,19 @@
 //! vrdma against rxe: every row on every path, as server and as client.
 
-use std::fmt::Write;
+mod table;
+
+use clap::Args;
+use std::path::Path as FilePath;
 use std::process::ExitCode;
-use tests::interop::{Bed, Outcome, Path, Role};
+use std::time::Instant;
+use table::{Plan, Table};
+use tests::interop::{Bed, Failure, Path, Role};
 use tests::matrix::{ALL_SIZES, Report, Row};
 use tests::vm::Image;
 
 const ONE: Report = Report::Results { lines: 1 };
 const ALL: Report = Report::Results { lines: ALL_SIZES };
+const PINGS: Report = Report::Prints { text: "ping data: rdma-ping-9" };
 
 /// Run over plain IPv4.
 const BASE: &[(&str, &str, Report)] = &[
@@ -33,19 +39,27 @@ const BASE: &[(&str, &str, Report)] = &[
     ("ibv_uc_pingpong", "-c -n 100", Report::Pingpong),
     ("ibv_ud_pingpong", "-c -n 100 -s 1000", Report::Pingpong),
     ("ibv_srq_pingpong", "-c -n 100", Report::Pingpong),
-    ("rping", "-v -C 10", Report::Prints { text: "ping data: rdma-ping-9" }),
+    ("rping", "-v -C 10", PINGS),
     ("rdma_client", "", Report::Prints { text: "end 0" }),
     ("ib_write_bw", "-R -s 65536 -n 50", ONE),
     ("ib_send_lat", "-R -n 100", ONE),
 ];
 
-/// Run over each other path.
+/// Run over each other path. Nothing but reliable connections survives a loss.
 const SHORT: &[(&str, &str, Report)] = &[
     ("ibv_rc_pingpong", "-c -n 100", Report::Pingpong),
     ("ib_write_bw", "-s 65536 -n 50", ONE),
     ("ib_read_bw", "-s 65536 -n 50 -o 16", ONE),
     ("ib_send_bw", "-s 65536 -n 50", ONE),
     ("ib_atomic_lat", "-n 100 -o 16", ONE),
+    ("rping", "-v -C 10", PINGS),
+];
+
+/// Run over paths without loss.
+const LOSSLESS: &[(&str, &str, Report)] = &[
+    ("ibv_uc_pingpong", "-c -n 100", Report::Pingpong),
+    ("ibv_ud_pingpong", "-c -n 100 -s 1000", Report::Pingpong),
+    ("ibv_srq_pingpong", "-c -n 100", Report::Pingpong),
 ];
 
 const OTHER_PATHS: &[Path] = &[
@@ -57,59 +71,87 @@ const OTHER_PATHS: &[Path] = &[
     Path { ipv6: true, loss_per_mille: 10, ..Path::PLAIN },
 ];
 
-/// Runs the rows that hold one of the words, all if there are none, and keeps the table of a full run.
-pub fn run(image: &Image, words: &[String]) -> ExitCode {
-    let mut bed = Bed::new(image);
-    let mut outcomes = Vec::new();
-    for (path, rows) in [(&Path::PLAIN, BASE)].into_iter().chain(OTHER_PATHS.iter().map(|path| (path, SHORT))) {
-        for &(program, options, report) in rows {
-            let name = format!("{program} {options} {path}");
-            if !words.is_empty() && !words.iter().any(|word| name.contains(word.as_str())) {
-                continue;
-            }
-            bed.set_path(*path);
-            for role in [Role::Server, Role::Client] {
-                let outcome = bed.run(&Row { program, options, report }, role);
-                println!("{}", line(&outcome));
-                outcomes.push(outcome);
-            }
+/// What to run, and what to do with the table.
+#[derive(Args)]
+pub struct Options {
+    /// Only rows that hold one of these words; the kept table stays as it is.
+    #[arg(value_name = "PART OF A ROW")]
+    parts: Vec<String>,
+    /// Go on with a table that was not finished: rows that have a result, passed or failed, are not run again.
+    #[arg(long, conflicts_with = "parts")]
+    resume: bool,
+    /// How often such a row is run, to find what fails now and then.
+    #[arg(long, default_value_t = 1, requires = "parts")]
+    times: u32,
+}
+
+/// Runs the rows, and keeps the table after each of them unless only some were asked for.
+pub fn run(image: &Image, options: &Options) -> ExitCode {
+    let wanted = |plan: &Plan| options.parts.is_empty() || options.parts.iter().any(|part| plan.key().contains(part.as_str()));
+    let plans: Vec<Plan> = all().into_iter().filter(wanted).collect();
+    let mut table = Table::new(crate::circumstances(image), &plans);
+    if options.resume {
+        match std::fs::read_to_string(crate::place(table::NAME)) {
+            Ok(kept) => table.resume(&kept),
+            Err(error) => println!("nothing to go on with ({error}): all rows are run"),
         }
     }
-    let failed = outcomes.iter().filter(|outcome| outcome.result.is_err()).count();
-    let table = table(image, &outcomes);
-    if words.is_empty() {
-        crate::keep("interop.md", &table);
+    let start = Instant::now();
+    let mut bed = None;
+    let (mut runs, mut failed) = (0, 0);
+    for plan in plans.iter().flat_map(|plan| std::iter::repeat_n(plan, options.times as usize)) {
+        if options.parts.is_empty() && table.is_done(plan) {
+            continue;
+        }
+        runs += 1;
+        let bed_now = bed.get_or_insert_with(|| Bed::new(image));
+        bed_now.set_path(plan.path);
+        let outcome = bed_now.run(&plan.row, plan.vrdma);
+        println!("{} ({} s so far)", table.enter(plan, &outcome), start.elapsed().as_secs());
+        if let Err(failure) = &outcome.result {
+            failed += 1;
+            keep_evidence(plan, failure);
+            // What a failed run leaves behind in the guest must not spoil the next.
+            bed = None;
+        }
+        if options.parts.is_empty() {
+            crate::keep(table::NAME, &table.text());
+        }
     }
-    println!("{} passed, {failed} failed", outcomes.len() - failed);
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("{runs} runs in {} s, {failed} failed; of the table: {}", start.elapsed().as_secs(), table.count());
+    if failed == 0 && table.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn table(image: &Image, outcomes: &[Outcome]) -> String {
-    let mut text = String::from("# vrdma against Linux soft-RoCE\n\n");
-    let _ = writeln!(text, "Written by `tests/vm/run interop`. {}\n", crate::circumstances(image));
-    text.push_str(
-        "Each row is one run of an unmodified program on both ends. tshark found every packet captured (the first 20 000\n",
-    );
-    text.push_str(
-        "of a run) well formed, and every ICRC right, where a row has passed. Figures say that it ran; under emulation,\n",
-    );
-    text.push_str("on a machine shared with others, they say nothing about speed.\n\n");
-    text.push_str("| program | vrdma is | path | packets seen | result |\n|---|---|---|---|---|\n");
-    for outcome in outcomes {
-        let _ = writeln!(text, "{}", line(outcome));
+fn all() -> Vec<Plan> {
+    let mut plans = Vec::new();
+    let mut add = |path: &Path, rows: &[(&'static str, &'static str, Report)]| {
+        for &(program, options, report) in rows {
+            let row = Row { program, options, report };
+            plans.extend([Role::Server, Role::Client].map(|vrdma| Plan { row, vrdma, path: *path }));
+        }
+    };
+    add(&Path::PLAIN, BASE);
+    for path in OTHER_PATHS {
+        add(path, SHORT);
+        if path.loss_per_mille == 0 {
+            add(path, LOSSLESS);
+        }
     }
-    text
+    plans
 }
 
-fn line(outcome: &Outcome) -> String {
-    let Outcome { row, vrdma, path, result, packets } = outcome;
-    let role = match vrdma {
-        Role::Server => "server",
-        Role::Client => "client",
-    };
-    let result = match result {
-        Ok(figure) => format!("passed: {figure}"),
-        Err(reason) => format!("FAILED: {}", reason.replace('|', "/")),
-    };
-    format!("| `{} {}` | {role} | {path} | {} | {result} |", row.program, row.options, packets.len())
+/// Keeps the capture and the state of both sides below the build folder, and says where.
+fn keep_evidence(plan: &Plan, failure: &Failure) {
+    let folder = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| FilePath::new(env!("CARGO_MANIFEST_DIR")).join("../target"), Into::into)
+        .join("interop");
+    let name: String = plan.key().chars().filter(|c| c.is_ascii_alphanumeric() || *c == ' ').collect();
+    let name = name.split_whitespace().collect::<Vec<_>>().join("-");
+    let kept = std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(folder.join(format!("{name}.txt")), &failure.state))
+        .and_then(|()| std::fs::copy(&failure.capture, folder.join(format!("{name}.pcap"))));
+    match kept {
+        Ok(_) => println!("capture and state of both sides: {}/{name}.*", folder.display()),
+        Err(error) => println!("capture and state cannot be kept in {}: {error}", folder.display()),
+    }
 }

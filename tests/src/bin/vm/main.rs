@@ -1,46 +1,63 @@
-//! The long run with virtual machines: `tests/vm/run interop`.
+//! The long runs with virtual machines: `tests/vm/run interop`, `tests/vm/run side-by-side`.
 //!
-//! It prints a table and keeps it in a file beside `tests/vm/run`. The exit status is 0 if every row passed, 1 if one did not,
+//! Each prints a table and keeps it in a file beside `tests/vm/run`. The exit status is 0 if every row passed, 1 if one did not,
 //! and 77 after `SKIP` and a reason if something that they need is absent.
 
 mod interop;
+mod side_by_side;
 
-use std::path::Path;
+use clap::{Parser, Subcommand};
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use tests::vm::Image;
 
 /// Exit status of a run that was skipped.
 const SKIPPED: u8 = 77;
 
+/// The long runs with virtual machines.
+#[derive(Parser)]
+#[command(name = "tests/vm/run")]
+struct Arguments {
+    #[command(subcommand)]
+    run: Run,
+}
+
+#[derive(Subcommand)]
+enum Run {
+    /// vrdma against Linux soft-RoCE: all programs, both sides, all paths; keeps interop.md.
+    Interop(interop::Options),
+    /// vrdma and Linux soft-RoCE in the same guest, as ratios; keeps side-by-side.md.
+    SideBySide,
+}
+
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let run = match words.first().map(String::as_str) {
-        Some("interop") => interop::run,
-        _ => {
-            eprintln!("usage: tests/vm/run interop [PART OF A ROW]…");
-            return ExitCode::from(2);
-        }
+    let arguments = Arguments::parse();
+    let Some(image) = Image::make_or_skip() else {
+        println!("0 passed, 0 failed, 1 skipped");
+        return ExitCode::from(SKIPPED);
     };
-    Image::make();
-    match Image::or_skip() {
-        Some(image) => run(&image, &words[1..]),
-        None => ExitCode::from(SKIPPED),
+    match arguments.run {
+        Run::Interop(options) => interop::run(&image, &options),
+        Run::SideBySide => side_by_side::run(&image),
     }
 }
 
-/// What a table was measured with: date, and the versions of both ends.
+/// What a table was measured with: the versions of both ends.
 fn circumstances(image: &Image) -> String {
     let says = |program: &str, words: &[&str]| {
         let output = Command::new(program).args(words).output();
         output.map_or_else(|_| "unknown".into(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folder = here.to_str().expect("the path of the sources is text");
+    let git = |words: &[&str]| {
+        // The tables themselves are no part of what is measured.
+        let product = ["--", ":/", ":(top,exclude)tests/vm/*.md"];
+        says("git", &[&["-C", env!("CARGO_MANIFEST_DIR")], words, &product].concat())
+    };
+    let changed = if git(&["status", "--porcelain"]).is_empty() { "" } else { " with changes" };
     format!(
-        "{}; vrdma {}; host kernel {}; guest kernel {} (`rdma_rxe`) under QEMU {} without hardware virtualisation; \
-         rdma-core {}, perftest {} on both sides.",
-        says("date", &["-u", "+%Y-%m-%d"]),
-        says("git", &["-C", folder, "describe", "--always"]),
+        "vrdma {}{changed}; host kernel {}; guest kernel {} (`rdma_rxe`) under QEMU {} without hardware virtualisation; \
+         rdma-core {}, perftest {} on both sides",
+        git(&["log", "-1", "--format=%h"]),
         says("uname", &["-r"]),
         image.kernel(),
         image.version("qemu-system-x86"),
@@ -49,9 +66,19 @@ fn circumstances(image: &Image) -> String {
     )
 }
 
-/// Prints a table and keeps it.
+/// Today, in UTC.
+fn today() -> String {
+    let output = Command::new("date").args(["-u", "+%Y-%m-%d"]).output();
+    output.map_or_else(|_| "unknown date".into(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Where a table is kept.
+fn place(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("vm").join(name)
+}
+
+/// Keeps a table.
 fn keep(name: &str, text: &str) {
-    print!("{text}");
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("vm").join(name);
+    let path = place(name);
     std::fs::write(&path, text).unwrap_or_else(|error| eprintln!("{}: {error}", path.display()));
 }
