@@ -1,5 +1,5 @@
 //! What a registration pays: for blocks that are pinned already (hit), for the bookkeeping of one that is not (miss), and
-//! for real memory, resident or not; and what an access pays to enter a region.
+//! for real memory, resident or not; what a guest pays to start; and what an access pays to enter a region.
 
 #![allow(missing_docs, reason = "the macros of criterion define undocumented items")]
 
@@ -85,6 +85,26 @@ fn miss(c: &mut Criterion) {
     group.finish();
 }
 
+/// From the map of a guest to the end of its first registration. `vrdma bench pin` compares it with pinning all of the guest.
+fn start(c: &mut Criterion) {
+    let mut group = c.benchmark_group("start: map a guest and register 128 KiB");
+    for gib in [1, 4, 16] {
+        group.bench_function(BenchmarkId::new("on demand, guest GiB", gib), |b| {
+            b.iter_batched_ref(
+                || (Guest::new(gib * GIB), None),
+                |(guest, kept)| {
+                    let cache = cache_of(guest, gib * GIB, LockPinner);
+                    let registered = cache.pin(NOW, black_box(range(gib * GIB / 2, 128 << 10)), READ_WRITE).expect("mapped");
+                    // Its end is not measured.
+                    *kept = Some((registered, cache));
+                },
+                BatchSize::PerIteration,
+            );
+        });
+    }
+    group.finish();
+}
+
 fn enter(c: &mut Criterion) {
     let guest = Guest::new(BLOCK);
     let cache = MapCache::new(Config::default(), Arc::new(FakePinner::new()));
@@ -101,5 +121,5 @@ fn quick() -> Criterion {
     Criterion::default().sample_size(30).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2))
 }
 
-criterion_group! { name = benches; config = quick(); targets = hit, miss, enter }
+criterion_group! { name = benches; config = quick(); targets = hit, miss, start, enter }
 criterion_main!(benches);

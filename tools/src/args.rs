@@ -38,6 +38,9 @@ pub enum Command {
     /// Specifications by which container engines give devices to containers
     #[command(subcommand)]
     Cdi(CdiCommand),
+    /// Measure parts of the daemon on this machine
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// A child process of the demo
     #[command(hide = true)]
     DemoSide {
@@ -53,6 +56,18 @@ pub struct DemoOptions {
     /// Measure the way between two hosts too: two network namespaces, which needs root and iproute2
     #[arg(long)]
     pub wire: bool,
+}
+
+/// `vrdma bench …`.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// What it costs to pin a guest's memory on demand, and what pinning all of it would cost; needs root and 2 GiB of free memory
+    Pin {
+        /// Sizes of the guests in GiB
+        #[arg(long, value_name = "GIB", value_delimiter = ',', default_values_t = crate::bench::GUEST_GIB,
+            value_parser = clap::value_parser!(u64).range(1..=256))]
+        guest_gib: Vec<u64>,
+    },
 }
 
 /// The child processes of the demo.

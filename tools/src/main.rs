@@ -1,13 +1,14 @@
 //! `vrdma`: the one binary of the project.
 //!
-//! Owns: what the user typed, what it means, and what is printed. Never: any work of the daemon; apart from `daemon` itself
-//! everything goes through the daemon's control API, so that what the command line can do, any program can.
+//! Owns: what the user typed, what it means, and what is printed. Never: any work of the daemon; apart from `daemon` itself and
+//! `bench` everything goes through the daemon's control API, so that what the command line can do, any program can.
 //!
 //! Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong. A reader that closes our output early (`| head`)
 //! is no failure.
 
 mod api;
 mod args;
+mod bench;
 mod cdi;
 mod daemon;
 mod demo;
@@ -24,7 +25,7 @@ use anyhow::Result;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{Args, Command};
+use crate::args::{Args, BenchCommand, Command};
 use crate::place::Place;
 
 fn main() -> ExitCode {
@@ -44,6 +45,7 @@ fn carry_out(args: Args) -> Result<()> {
     let place = || Place::find(args.dir.as_deref());
     match args.command {
         Command::Demo(options) => demo::carry_out(&options, args.json),
+        Command::Bench(BenchCommand::Pin { guest_gib }) => bench::carry_out(&guest_gib, args.json),
         Command::DemoSide { side } => demo::carry_out_side(side),
         Command::Daemon => daemon::carry_out(&place()?),
         Command::Dev(command) => dev::carry_out(&api::Client::new(place()?)?, command, args.json),

@@ -11,7 +11,14 @@ use vrdma::Vrdma;
 #[test]
 fn help_and_version_succeed() {
     let vrdma = Vrdma::new();
-    for args in [&["--help"][..], &["dev", "--help"], &["run", "--help"], &["daemon", "--help"], &["demo", "--help"]] {
+    for args in [
+        &["--help"][..],
+        &["dev", "--help"],
+        &["run", "--help"],
+        &["daemon", "--help"],
+        &["demo", "--help"],
+        &["bench", "pin", "--help"],
+    ] {
         let output = vrdma.run(args);
         assert_eq!(output.code, 0, "{args:?}");
         assert!(output.stdout.contains("Usage: vrdma"), "{}", output.stdout);
@@ -31,6 +38,7 @@ fn wrong_command_lines_exit_with_2() {
         &["dev", "add", "a", "--ip", "203.0.113.1", "--mode", "999"],
         &["run", "--", "true"],
         &["run", "--dev", "a"],
+        &["bench", "pin", "--guest-gib", "1,0"],
     ] {
         let output = vrdma.run(args);
         assert_eq!(output.code, 2, "{args:?}: {}", output.stderr);
