@@ -10,5 +10,6 @@ mod place;
 #[allow(dead_code)]
 #[path = "../daemon/raw.rs"]
 mod raw;
+mod stress;
 mod verbs;
 mod vmm;

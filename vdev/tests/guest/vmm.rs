@@ -45,6 +45,16 @@ impl Memory {
         at
     }
 
+    /// How far pages have been given out.
+    pub fn mark(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// Takes back what was given out since.
+    pub fn rewind(&self, mark: u64) {
+        self.next.store(mark, Ordering::Relaxed);
+    }
+
     fn at(&self, gpa: u64, len: usize) -> *mut u8 {
         assert!(gpa + len as u64 <= self.len, "{len} bytes at {gpa:#x}");
         self.base.wrapping_add(gpa as usize)
