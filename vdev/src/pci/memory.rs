@@ -149,21 +149,50 @@ impl GuestMemory {
     /// # Errors
     /// [`BadMemory`]; nothing is held.
     pub fn pin(&self, ranges: &[GpaRange], need: Protection) -> Result<(Pins, Vec<Run>), BadMemory> {
-        let now = pvdma::Instant::from_nanos(crate::datapath::clock().as_nanos());
-        let (mut guards, mut runs) = (Vec::with_capacity(ranges.len()), Vec::with_capacity(ranges.len()));
-        for &range in ranges {
-            let guard = self.cache.pin(now, range, need).map_err(|error| match std::error::Error::source(&error) {
+        pin(&self.cache, ranges, need, || false)
+    }
+}
+
+/// Bytes that are pinned at once: an unmap waits for so many.
+const PIECE: u64 = 8 * pvdma::BLOCK_LEN;
+
+/// Pins ranges in pieces and says where they lie, region by region. Gives up between two pieces when `stop` says so.
+///
+/// # Errors
+/// [`BadMemory`]; nothing is held.
+pub fn pin(
+    cache: &MapCache,
+    ranges: &[GpaRange],
+    need: Protection,
+    stop: impl Fn() -> bool,
+) -> Result<(Pins, Vec<Run>), BadMemory> {
+    let now = pvdma::Instant::from_nanos(crate::datapath::clock().as_nanos());
+    let (mut guards, mut runs) = (Vec::with_capacity(ranges.len()), Vec::<Run>::with_capacity(ranges.len()));
+    for range in ranges {
+        let (mut start, end) = (range.start().0, range.end().0);
+        while start < end {
+            if stop() {
+                return Err(bad("no longer wanted"));
+            }
+            let next = (start / PIECE + 1).saturating_mul(PIECE).min(end);
+            let piece = GpaRange::new(Gpa(start), next - start).map_err(bad)?;
+            let guard = cache.pin(now, piece, need).map_err(|error| match std::error::Error::source(&error) {
                 Some(source) => bad(format_args!("{error}: {source}")),
                 None => bad(error),
             })?;
-            runs.extend(guard.segments().map(|segment| Run {
-                region: segment.region.clone(),
-                offset: segment.gpa.0 - segment.region.range().start().0,
-                len: segment.len,
-            }));
+            for segment in guard.segments() {
+                let offset = segment.gpa.0 - segment.region.range().start().0;
+                match runs.last_mut() {
+                    Some(last) if Arc::ptr_eq(&last.region, segment.region) && last.offset + last.len == offset => {
+                        last.len += segment.len;
+                    }
+                    _ => runs.push(Run { region: segment.region.clone(), offset, len: segment.len }),
+                }
+            }
             guards.push(guard);
+            start = next;
         }
-        let pins = Pins { _guards: guards, runs: runs.len() };
-        Ok((pins, runs))
     }
+    let pins = Pins { _guards: guards, runs: runs.len() };
+    Ok((pins, runs))
 }

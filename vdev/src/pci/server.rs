@@ -24,7 +24,7 @@ use super::interrupts::Interrupts;
 use super::message::{
     Header, Refused, Request, error_reply, irq_flags, parse, refused, region_body, reply, version_body, words,
 };
-use super::transport::{Connection, Ended, Message, wait};
+use super::transport::{Connection, Ended, Message, Woken, wait};
 use crate::control::seqpacket;
 use crate::datapath::{DatapathHandle, GuestId};
 
@@ -191,7 +191,13 @@ impl Device {
     }
 
     fn serve_one(&mut self, connection: &Connection<'_>) -> Result<(), Ended> {
-        while !connection.wait_for_input(self.housekeeping())? {}
+        loop {
+            match connection.wait_for_input(self.function.pinning.as_fd(), self.housekeeping())? {
+                Woken::Message => break,
+                Woken::Other => self.function.work(),
+                Woken::Timeout => {}
+            }
+        }
         let Message { header, body, fds } = connection.receive()?;
         let answer = parse(header.command, &body).and_then(|request| self.handle(&header, request, &body, fds));
         let message = match &answer {
@@ -208,7 +214,7 @@ impl Device {
             // What comes before a version was agreed on cannot be meant for this server.
             return Err(Ended::Io(io::Error::new(io::ErrorKind::InvalidData, "the first message was no valid VERSION")));
         }
-        // After the reply, so that the guest's processor goes on while memory is pinned.
+        // After the reply, so that the guest's processor goes on meanwhile.
         self.function.work();
         Ok(())
     }

@@ -49,20 +49,35 @@ pub struct Message {
 /// # Errors
 /// [`Ended::Stopped`], or the system's.
 pub fn wait(fd: BorrowedFd<'_>, events: PollFlags, stop: &EventFd, timeout: PollTimeout) -> Result<bool, Ended> {
+    wait_for_one([PollFd::new(fd, events), PollFd::new(stop.as_fd(), PollFlags::POLLIN)], timeout).map(|ready| ready.is_some())
+}
+
+/// Waits for one of several, of which the last is the order to stop: the first that is ready.
+fn wait_for_one<const N: usize>(mut fds: [PollFd<'_>; N], timeout: PollTimeout) -> Result<Option<usize>, Ended> {
     loop {
-        let mut fds = [PollFd::new(fd, events), PollFd::new(stop.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, timeout) {
-            Ok(0) => return Ok(false),
+            Ok(0) => return Ok(None),
             Ok(_) | Err(Errno::EINTR) => {}
             Err(errno) => return Err(io::Error::from(errno).into()),
         }
-        if fds[1].any() == Some(true) {
+        if fds[N - 1].any() == Some(true) {
             return Err(Ended::Stopped);
         }
-        if fds[0].any() == Some(true) {
-            return Ok(true);
+        if let Some(ready) = fds.iter().position(|fd| fd.any() == Some(true)) {
+            return Ok(Some(ready));
         }
     }
+}
+
+/// What a wait has ended with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// A message begins, or the connection has ended.
+    Message,
+    /// The other descriptor is readable.
+    Other,
+    /// The time is over.
+    Timeout,
 }
 
 /// A connection.
@@ -77,12 +92,17 @@ impl<'a> Connection<'a> {
         Connection { socket, stop }
     }
 
-    /// Waits for the start of a message, at most `timeout`. False: the time is over.
+    /// Waits for the start of a message, or until `other` is readable, at most `timeout`.
     ///
     /// # Errors
     /// [`Ended`].
-    pub fn wait_for_input(&self, timeout: PollTimeout) -> Result<bool, Ended> {
-        wait(self.socket.as_fd(), PollFlags::POLLIN, self.stop, timeout)
+    pub fn wait_for_input(&self, other: BorrowedFd<'_>, timeout: PollTimeout) -> Result<Woken, Ended> {
+        let fds = [self.socket.as_fd(), other, self.stop.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        Ok(match wait_for_one(fds, timeout)? {
+            Some(0) => Woken::Message,
+            Some(_) => Woken::Other,
+            None => Woken::Timeout,
+        })
     }
 
     /// The next message.

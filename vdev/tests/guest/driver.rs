@@ -153,13 +153,17 @@ impl Driver {
         self.vmm.doorbell(0x200, self.sq_pi.into());
     }
 
+    /// Whether a command has completed.
+    pub fn has_completion(&self) -> bool {
+        let at = self.cq + u64::from(self.cq_ci % DEPTH) * 32;
+        let first = self.vmm.memory.word(at).load(Ordering::Acquire) as u32;
+        new_entry(first.to_be() >> 31 == 1, self.cq_ci, DEPTH)
+    }
+
     /// The next completion of a command: index, opcode, status, response.
     pub fn completion(&mut self) -> (u32, u8, u8, [u64; 2]) {
         let at = self.cq + u64::from(self.cq_ci % DEPTH) * 32;
-        wait_until("a command completes", || {
-            let first = self.vmm.memory.word(at).load(Ordering::Acquire) as u32;
-            new_entry(first.to_be() >> 31 == 1, self.cq_ci, DEPTH)
-        });
+        wait_until("a command completes", || self.has_completion());
         self.cq_ci += 1;
         let entry = self.vmm.memory.read(at, 32);
         let word = |n: usize| u32::from_be_bytes(entry[4 * n..4 * n + 4].try_into().unwrap());

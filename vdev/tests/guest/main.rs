@@ -3,6 +3,7 @@
 
 mod driver;
 mod hostile;
+mod large;
 mod messages;
 #[allow(dead_code)]
 #[path = "../daemon/place.rs"]

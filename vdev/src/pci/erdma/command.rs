@@ -149,6 +149,22 @@ pub struct RegMr {
     pub kind: MrKind,
 }
 
+impl RegMr {
+    /// Bytes of memory that it names.
+    pub fn bytes(&self) -> u64 {
+        match &self.kind {
+            MrKind::Normal { pages, .. } => pages.bytes(),
+            MrKind::Dma => 0,
+        }
+    }
+
+    /// What its memory must allow the device.
+    pub fn need(&self) -> pvdma::Protection {
+        let writable = self.access.contains(emtt::Access::LOCAL_WRITE);
+        pvdma::Protection::READ | if writable { pvdma::Protection::WRITE } else { pvdma::Protection::empty() }
+    }
+}
+
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {

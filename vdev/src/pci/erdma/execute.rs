@@ -1,7 +1,8 @@
 //! Commands of the guest's driver, carried out.
 //!
 //! Runs on the thread that serves the VMM's messages. What takes time, which is reading page lists and pinning memory, is done
-//! here; what changes objects is asked of the datapath, which answers between two of its rounds. Memory of an object is given
+//! here, or beside this thread if it is much; what changes objects is asked of the datapath, which answers between two of its
+//! rounds. Memory of an object is given
 //! back only once the datapath has let go of it, as the guest may use it for something else when its command completes.
 
 use pvdma::{Gpa, GpaRange, Protection};
@@ -9,42 +10,88 @@ use rnic::QpState;
 use roce::Mtu;
 
 use super::command::{Command, CreateCq, CreateQp, Failed, ModifyQp, MrKind, QueueMemory, RegMr, failed, parse};
+use super::command_queue::Fetched;
 use super::function::Function;
 use super::layout::{
     CONTEXT_PAGES, Context, EQE, FLAGS, LOCAL_DMA_LKEY, LOG_AHS, LOG_CQE, LOG_GIDS, LOG_MR_SIZE, LOG_RECV_WR, QBLOCK,
 };
 use crate::datapath::{Datapath, NewRegion, QueueRuns};
-use crate::pci::memory::Pins;
+use crate::pci::memory::{Pins, Run};
 
 /// Contiguous parts of registered memory per device: each costs the daemon some 50 bytes, and a guest can name a part again
 /// and again.
 const MAX_RUNS: usize = 4 << 20;
+/// Bytes of a registration that are pinned before the VMM's next message is looked at; more get a thread.
+const AT_ONCE: u64 = 8 << 20;
+/// Large registrations that wait; further commands are left in their queue until there are fewer.
+const MAX_LARGE: usize = 128;
 /// What GET_STATS is recognised by.
 const STATS_MAGIC: u16 = 0x5566;
 /// Bytes of statistics.
 const STATS_BYTES: usize = 16 + 11 * 8;
+
+/// A registration that is pinned on a thread of its own, while other commands are executed.
+#[derive(Debug)]
+pub(super) struct LargeRegistration {
+    fetched: Fetched,
+    reg: RegMr,
+}
 
 /// A response: two quads.
 type Response = [u64; 2];
 const DONE: Response = [0; 2];
 
 impl Function {
-    /// Executes the commands that wait.
+    /// Executes the commands that wait, and completes large registrations that have been pinned.
     pub fn work(&mut self) {
-        loop {
+        self.take_up_large();
+        while self.large.len() < MAX_LARGE {
             let Some(commands) = &mut self.commands else { return };
             let fetched = match commands.fetch(&self.memory) {
                 Ok(Some(fetched)) => fetched,
                 Ok(None) => return,
                 Err(broken) => return self.stop_commands(&broken),
             };
-            let outcome = parse(fetched.module, fetched.opcode, &fetched.bytes).and_then(|command| self.execute(command));
-            if let Err(reason) = &outcome {
-                tracing::debug!(module = fetched.module, opcode = fetched.opcode, %reason, "a guest's command is refused");
+            match parse(fetched.module, fetched.opcode, &fetched.bytes) {
+                Ok(Command::RegMr(reg)) if reg.bytes() > AT_ONCE => {
+                    self.large.push_back(LargeRegistration { fetched, reg });
+                    self.take_up_large();
+                }
+                command => {
+                    let outcome = command.and_then(|command| self.execute(command));
+                    self.complete(&fetched, outcome);
+                }
             }
-            let Some(commands) = &mut self.commands else { return };
-            if let Err(broken) = commands.complete(&self.memory, &self.init.interrupts, &fetched, outcome.ok()) {
-                return self.stop_commands(&broken);
+        }
+    }
+
+    fn complete(&mut self, fetched: &Fetched, outcome: Result<Response, Failed>) {
+        if let Err(reason) = &outcome {
+            tracing::debug!(module = fetched.module, opcode = fetched.opcode, %reason, "a guest's command is refused");
+        }
+        let Some(commands) = &mut self.commands else { return };
+        if let Err(broken) = commands.complete(&self.memory, &self.init.interrupts, fetched, outcome.ok()) {
+            self.stop_commands(&broken);
+        }
+    }
+
+    /// Goes on with large registrations: completes the one whose memory is pinned by now, and has the next one pinned.
+    fn take_up_large(&mut self) {
+        if let Some(pinned) = self.pinning.take()
+            && let Some(LargeRegistration { fetched, reg }) = self.large.pop_front()
+        {
+            let outcome = pinned.map_err(failed).and_then(|pinned| self.reg_pinned(reg, pinned));
+            self.complete(&fetched, outcome.map(|()| DONE));
+        }
+        while !self.pinning.is_busy()
+            && let Some(LargeRegistration { reg, .. }) = self.large.front()
+        {
+            let (ranges, need) = (self.ranges(reg), reg.need());
+            let started = ranges.and_then(|ranges| self.pinning.start(self.memory.cache(), ranges, need).map_err(failed));
+            if let Err(reason) = started
+                && let Some(LargeRegistration { fetched, .. }) = self.large.pop_front()
+            {
+                self.complete(&fetched, Err(reason));
             }
         }
     }
@@ -156,20 +203,29 @@ impl Function {
     }
 
     fn reg_mr(&mut self, reg: RegMr) -> Result<(), Failed> {
-        let RegMr { index, key, pdn, access, kind } = reg;
-        let guest = self.guest;
-        let MrKind::Normal { iova, pages } = kind else {
-            let new = NewRegion { index, key, pdn, iova: 0, access, runs: Vec::new() };
+        if reg.kind == MrKind::Dma {
+            let RegMr { index, key, pdn, access, .. } = reg;
+            let (guest, new) = (self.guest, NewRegion { index, key, pdn, iova: 0, access, runs: Vec::new() });
             return self.ask(move |datapath| datapath.guest_reg_all(guest, new))?;
-        };
+        }
+        let pinned = self.memory.pin(&self.ranges(&reg)?, reg.need()).map_err(failed)?;
+        self.reg_pinned(reg, pinned)
+    }
+
+    /// The memory of a registration, as its list says.
+    fn ranges(&self, reg: &RegMr) -> Result<Vec<GpaRange>, Failed> {
+        let MrKind::Normal { pages, .. } = &reg.kind else { return Ok(Vec::new()) };
         let ranges = pages.ranges(&self.memory)?;
         if self.runs + ranges.len() > MAX_RUNS {
             return Err(failed(format_args!("regions of more than {MAX_RUNS} parts that are not contiguous")));
         }
-        let writable = access.contains(emtt::Access::LOCAL_WRITE);
-        let need = if writable { Protection::READ | Protection::WRITE } else { Protection::READ };
-        let (pins, runs) = self.memory.pin(&ranges, need).map_err(failed)?;
-        let new = NewRegion { index, key, pdn, iova, access, runs };
+        Ok(ranges)
+    }
+
+    fn reg_pinned(&mut self, reg: RegMr, (pins, runs): (Pins, Vec<Run>)) -> Result<(), Failed> {
+        let RegMr { index, key, pdn, access, kind } = reg;
+        let MrKind::Normal { iova, .. } = kind else { return Err(failed("a region without a list")) };
+        let (guest, new) = (self.guest, NewRegion { index, key, pdn, iova, access, runs });
         self.ask(move |datapath| datapath.guest_reg_mr(guest, new))??;
         self.runs += pins.runs;
         self.mrs.insert(index, pins);

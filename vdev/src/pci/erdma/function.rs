@@ -3,7 +3,8 @@
 //! Runs on the thread that serves the VMM's messages. A register write is over when this returns, with two exceptions: commands
 //! are executed by [`Function::work`], after the VMM has its reply, and doorbells are handed to the datapath without waiting.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,10 +14,12 @@ use rnic::DeviceId;
 use roce::{Gid, Mtu};
 
 use super::command_queue::{CommandQueue, Rings};
+use super::execute::LargeRegistration;
 use super::layout::{BAR0, CONTEXTS, DoorbellPage, EQE, EVENT_QUEUES, LOG_GIDS, PAGE, control, doorbell_page, reg};
 use crate::datapath::{DatapathHandle, GuestId};
 use crate::pci::Interrupts;
 use crate::pci::memory::{GuestMemory, Pins};
+use crate::pci::pinning::Pinning;
 
 /// What a function is made of.
 pub struct FunctionInit {
@@ -51,6 +54,10 @@ pub struct Function {
     pub(super) eqs: HashMap<usize, Pins>,
     /// Parts of registered memory, for their limit.
     pub(super) runs: usize,
+    /// Large registrations: the first is being pinned, the others wait for that.
+    pub(super) large: VecDeque<LargeRegistration>,
+    /// What pins them; readable when there is something to be taken up by [`Self::work`].
+    pub pinning: Pinning,
     /// The guest's GID table.
     pub(super) gids: [Option<Gid>; 1 << LOG_GIDS],
     /// Doorbell pages given out.
@@ -67,12 +74,14 @@ impl Function {
     /// As after power-on.
     ///
     /// # Errors
-    /// The daemon is stopping.
-    pub fn new(init: FunctionInit) -> Result<Function, crate::datapath::Gone> {
+    /// The daemon is stopping, or has no descriptor left.
+    pub fn new(init: FunctionInit) -> io::Result<Function> {
+        let pinning = Pinning::new()?;
         let (device, interrupts) = (init.device, init.interrupts.clone());
         // Devices with addresses of both families take datagrams of the first one's.
         let ipv6 = init.ips[0].is_ipv6();
-        let guest = init.datapath.call_blocking(move |datapath| datapath.attach_guest(device, ipv6, interrupts))?;
+        let guest = init.datapath.call_blocking(move |datapath| datapath.attach_guest(device, ipv6, interrupts));
+        let guest = guest.map_err(io::Error::other)?;
         Ok(Function {
             init,
             guest,
@@ -85,6 +94,8 @@ impl Function {
             qps: HashMap::new(),
             eqs: HashMap::new(),
             runs: 0,
+            large: VecDeque::new(),
+            pinning,
             gids: [None; 1 << LOG_GIDS],
             contexts: [false; CONTEXTS as usize],
             mtu: FIRST_MTU,
@@ -106,6 +117,7 @@ impl Function {
         self.written = [0; (PAGE / 4) as usize];
         self.commands = None;
         self._aeq = None;
+        self.end_large();
         self.mrs.clear();
         self.cqs.clear();
         self.qps.clear();
@@ -298,10 +310,17 @@ impl Function {
         }
     }
 
+    /// Registrations that nobody waits for any more.
+    fn end_large(&mut self) {
+        self.pinning.cancel();
+        self.large.clear();
+    }
+
     /// Nothing is executed any more until the next init: the driver's commands run into their time limit.
     pub(super) fn stop_commands(&mut self, reason: &dyn std::fmt::Display) {
         tracing::warn!(%reason, "a guest's command queue has stopped");
         self.commands = None;
+        self.end_large();
     }
 }
 
