@@ -42,6 +42,8 @@ const RESPONSE_TIMEOUT: u8 = 18;
 const MAX_RETRIES: u8 = 15;
 /// Exponent of the time that a program may take to answer a request, as we tell a peer that asks again: 69 s.
 const SERVICE_TIMEOUT: u8 = 24;
+/// The same for a program that has to say that it is ready: 8.6 s. Should what it says be lost, the peer asks for it no sooner.
+const READY_TIMEOUT: u8 = 21;
 /// The longest response timeout that a peer can make us use (8.6 s), and the longest service timeout (137 s).
 const LONGEST_RESPONSE: u8 = 21;
 const LONGEST_SERVICE: u8 = 25;

@@ -6,7 +6,7 @@
 use super::endpoint::{Endpoint, State};
 use super::{
     Cm, CmEvent, CmEventKind, ConnectRequest, Datagram, EndpointId, LONGEST_RESPONSE, LONGEST_SERVICE, MAX_RETRIES, Offer,
-    RESPONSE_TIMEOUT, SERVICE_TIMEOUT, coded,
+    READY_TIMEOUT, RESPONSE_TIMEOUT, SERVICE_TIMEOUT, coded,
 };
 use alloc::boxed::Box;
 use core::net::IpAddr;
@@ -281,7 +281,7 @@ impl Cm {
                     local_comm_id: ours,
                     remote_comm_id: rep.local_comm_id,
                     answered: Answered::Rep,
-                    service_timeout: SERVICE_TIMEOUT,
+                    service_timeout: READY_TIMEOUT,
                 };
                 self.answer(arrival, &mra);
             }

@@ -1,5 +1,7 @@
 //! Two connection managers over a network in virtual time that loses, doubles and delays datagrams.
 
+mod single;
+
 use super::*;
 use alloc::vec;
 use roce::wire::cm::reason;
@@ -18,6 +20,15 @@ struct Faults {
     jitter: u64,
 }
 
+/// What becomes of one message.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Lost,
+    Doubled,
+    /// By so much more than usual.
+    Late(Duration),
+}
+
 struct Net {
     cms: [Cm; 2],
     now: Instant,
@@ -27,6 +38,8 @@ struct Net {
     sequence: u64,
     /// Sequence number of a datagram to be lost.
     lose: Option<u64>,
+    /// Fates of the next messages with these attribute IDs (low bytes), in the order of the list.
+    fates: Vec<(u8, Fate)>,
     log: [Vec<CmEvent>; 2],
 }
 
@@ -40,6 +53,7 @@ impl Net {
             queue: BTreeMap::new(),
             sequence: 0,
             lose: None,
+            fates: vec![],
             log: [vec![], vec![]],
         }
     }
@@ -75,14 +89,18 @@ impl Net {
         for side in 0..2 {
             while let Some(datagram) = self.cms[side].poll_transmit() {
                 assert_eq!(datagram.src, [A, B][side]);
-                let copies = if self.chance(self.faults.duplication) { 2 } else { 1 };
-                for _ in 0..copies {
+                let planned = self.fates.iter().position(|(kind, _)| *kind == datagram.bytes[17]);
+                let fate = planned.map(|at| self.fates.remove(at).1);
+                let is_doubled = self.chance(self.faults.duplication) || matches!(fate, Some(Fate::Doubled));
+                for _ in 0..if is_doubled { 2 } else { 1 } {
                     self.sequence += 1;
-                    if self.chance(self.faults.loss) || self.lose == Some(self.sequence) {
+                    let is_lost = self.lose == Some(self.sequence) || matches!(fate, Some(Fate::Lost));
+                    if self.chance(self.faults.loss) || is_lost {
                         continue;
                     }
                     let jitter = if self.faults.jitter > 0 { self.rng.next_u64() % self.faults.jitter } else { 0 };
-                    let at = self.now + MS + MS * jitter as u32;
+                    let late = if let Some(Fate::Late(by)) = fate { by } else { Duration::ZERO };
+                    let at = self.now + MS + MS * jitter as u32 + late;
                     self.queue.insert((at, self.sequence), datagram.clone());
                 }
             }
