@@ -1,10 +1,12 @@
-//! Small WRITEs and READs behind one another: copied together on the local path, and to the program as if each went by itself, on both.
+//! Small SENDs, WRITEs and READs behind one another: copied together on the local path, and to the program as if each went by itself, on both.
 
 mod harness;
 
 use harness::*;
 use rnic::*;
+
 use roce::Rkey;
+use std::time::Duration;
 
 const MESSAGES: u64 = 50;
 
@@ -77,6 +79,126 @@ fn the_local_path_copies_them_together() {
     assert_eq!(world.sent(&a).len(), MESSAGES as usize);
     let copies = world.memory.calls[2];
     assert!(copies <= 3, "{copies} copies for {MESSAGES} messages of a few bytes");
+}
+
+/// Posts the receive for the n-th message where a WRITE would put it, with a byte to spare.
+fn post_receive(world: &mut World, b: &End, n: u64) {
+    let (_, to, len) = message(n);
+    let half = len / 3;
+    world.recv(b, 1000 + n, &[b.at(to, half), b.at(to + u64::from(half), len - half + 1)]);
+}
+
+fn post_sends(world: &mut World, a: &End) {
+    for n in 0..MESSAGES {
+        let (from, _, len) = message(n);
+        let op = if n % 4 == 3 { send_imm([n as u8; 4]) } else { send() };
+        let flags = if n % 5 == 0 { SendFlags::SOLICITED } else { SendFlags::empty() };
+        world.try_send_flags(a, n, op, &[a.at(from, len / 2), a.at(from + u64::from(len / 2), len - len / 2)], flags).unwrap();
+    }
+}
+
+fn assert_received(world: &mut World, a: &End, b: &End, route: Route) {
+    let received = world.received(b);
+    assert_eq!(ids(&received), (1000..1000 + MESSAGES).collect::<Vec<_>>(), "{route:?}");
+    for (n, done) in received.iter().enumerate() {
+        let len = message(n as u64).2;
+        assert_eq!((done.status, done.opcode, done.byte_len, done.queue_index), (Status::Success, Opcode::Recv, len, n as u32));
+        assert_eq!(done.solicited, n % 5 == 0, "{route:?} message {n}");
+        let imm = (n % 4 == 3).then_some([n as u8; 4]);
+        assert_eq!(done.flags.contains(CompletionFlags::WITH_IMM).then_some(done.imm), imm, "{route:?} message {n}");
+        assert!(arrived(world, a, b, n as u64), "{route:?} message {n}");
+    }
+    let sent = world.sent(a);
+    assert_eq!(ids(&sent), (0..MESSAGES).collect::<Vec<_>>(), "{route:?}");
+    assert!(sent.iter().all(|done| (done.status, done.opcode) == (Status::Success, Opcode::Send)));
+}
+
+#[test]
+fn all_sends_arrive_in_the_receives_in_order() {
+    for route in BOTH {
+        let (mut world, a, b) = World::pair(Setup::new(route));
+        (0..MESSAGES).for_each(|n| post_receive(&mut world, &b, n));
+        post_sends(&mut world, &a);
+        world.run();
+        assert_received(&mut world, &a, &b, route);
+        if route == Route::Local {
+            assert!(world.memory.calls[2] <= 3, "{} copies", world.memory.calls[2]);
+        }
+    }
+}
+
+/// However many receives there are at a time, the next SEND waits for the next one.
+#[test]
+fn sends_wait_for_receives_wherever_these_run_out() {
+    for route in BOTH {
+        for at_once in [1, 2, 7, 33] {
+            let (mut world, a, b) = World::pair(Setup::new(route));
+            post_sends(&mut world, &a);
+            let mut posted = 0;
+            while posted < MESSAGES {
+                world.run_for(Duration::from_millis(1));
+                for n in posted..MESSAGES.min(posted + at_once) {
+                    post_receive(&mut world, &b, n);
+                }
+                posted += at_once;
+            }
+            world.run();
+            assert_received(&mut world, &a, &b, route);
+        }
+    }
+}
+
+#[test]
+fn sends_take_from_a_shared_receive_queue_one_by_one() {
+    for route in BOTH {
+        let (mut world, a, b) = World::pair(Setup { srq: true, ..Setup::new(route) });
+        (0..MESSAGES).for_each(|n| post_receive(&mut world, &b, n));
+        post_sends(&mut world, &a);
+        world.run();
+        assert_received(&mut world, &a, &b, route);
+    }
+}
+
+/// A receive that is too short, or whose memory is none, fails with the SEND that it is for; those before are done.
+#[test]
+fn a_bad_receive_fails_its_own_send() {
+    for route in BOTH {
+        for bad in [0, 1, 20, MESSAGES - 1] {
+            for is_short in [true, false] {
+                let (mut world, a, b) = World::pair(Setup::new(route));
+                for n in 0..MESSAGES {
+                    let (from, to, _) = message(n);
+                    let room = match (n == bad, is_short) {
+                        (false, _) => b.at(to, 16),
+                        (true, true) => b.at(to, 15),
+                        (true, false) => match bad_lkey(&b) {
+                            LocalBuffer::Keyed { lkey, addr, .. } => LocalBuffer::Keyed { lkey, addr, len: 16 },
+                            direct => direct,
+                        },
+                    };
+                    world.recv(&b, 1000 + n, &[room]);
+                    world.send(&a, n, send(), &[a.at(from, 16)]);
+                }
+                world.run();
+                let (sent, received) = (world.sent(&a), world.received(&b));
+                let blame = match is_short {
+                    true => [Status::RemoteInvalidRequestError, Status::LocalLengthError],
+                    false => [Status::RemoteOperationalError, Status::LocalProtectionError],
+                };
+                for (done, blame) in [(&sent, blame[0]), (&received, blame[1])] {
+                    assert_eq!(done.len(), MESSAGES as usize);
+                    for (n, done) in done.iter().enumerate() {
+                        let wanted = match (n as u64).cmp(&bad) {
+                            std::cmp::Ordering::Less => Status::Success,
+                            std::cmp::Ordering::Equal => blame,
+                            std::cmp::Ordering::Greater => Status::FlushError,
+                        };
+                        assert_eq!(done.status, wanted, "{route:?} bad {bad}, short {is_short}: {done:?}");
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// What is not a small WRITE keeps its place among those that are.

@@ -1,36 +1,39 @@
-//! Several WRITEs, or READs, with one copy.
+//! Several SENDs, WRITEs or READs with one copy.
 //!
 //! Into the memory of another process a copy is a system call, which costs as much as ten kilobytes of it. Requests of one kind
 //! that stand behind one another are therefore checked one by one and copied together. Where that does not end well, none of
 //! them counts as executed, and each is executed by itself, which tells which one is to blame; bytes may be written twice
-//! then, as on the wire.
+//! then, as on the wire. SENDs go into receives of the peer's own queue; from a shared one each takes its receive by itself.
 
-use super::super::access::{Refusal, Remote, for_each_segment, local_right};
+use super::super::access::{BadBuffer, Refusal, Remote, for_each_segment, local_right};
+use super::super::responder::{Ending, Message};
 use super::super::{Qp, SendWqe, Wait};
 use crate::attr::QpState;
 use crate::dma::Dma;
 use crate::limits::RUN_BYTES;
 use crate::rnic::Rnic;
 use crate::shared::{Scratch, Shared};
-use crate::work::{DeviceId, SendOp};
-use emtt::{Access, Table};
+use crate::work::{DeviceId, SendFlags, SendOp};
+use emtt::{Access, Segment, Table};
 use roce::Qpn;
 
-/// What the requests of a run do to the peer's memory; they complete nothing there.
+/// What the requests of a run do.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
+    Send,
     Write,
     Read,
 }
 
-/// What a request does to which memory, if it may be one of a run.
-fn part_of_run(wqe: &SendWqe) -> Option<(Kind, Remote)> {
-    let (kind, addr, rkey) = match wqe.op {
-        SendOp::Write { remote_addr, rkey, imm: None } => (Kind::Write, remote_addr, rkey),
-        SendOp::Read { remote_addr, rkey } => (Kind::Read, remote_addr, rkey),
+/// The kind of run that a request may be one of.
+fn kind_of(wqe: &SendWqe) -> Option<Kind> {
+    let kind = match wqe.op {
+        SendOp::Send { invalidate: None, .. } => Kind::Send,
+        SendOp::Write { imm: None, .. } => Kind::Write,
+        SendOp::Read { .. } => Kind::Read,
         _ => return None,
     };
-    (wqe.length <= RUN_BYTES).then_some((kind, Remote { addr, rkey, len: wqe.length }))
+    (wqe.length <= RUN_BYTES).then_some(kind)
 }
 
 /// Requests that are executed together.
@@ -38,7 +41,6 @@ fn part_of_run(wqe: &SendWqe) -> Option<(Kind, Remote)> {
 struct Run {
     count: u32,
     bytes: u32,
-    packets: u32,
 }
 
 impl Rnic {
@@ -54,7 +56,7 @@ impl Rnic {
         };
         let run = qp.collect_run(kind, peer, &shared.table, scratch, most);
         let (from, to) = match kind {
-            Kind::Write => (&scratch.ours, &scratch.theirs),
+            Kind::Send | Kind::Write => (&scratch.ours, &scratch.theirs),
             Kind::Read => (&scratch.theirs, &scratch.ours),
         };
         if run.count < 2 || (run.bytes > 0 && dma.copy(from, to).is_err()) {
@@ -62,10 +64,18 @@ impl Rnic {
         }
         if let Some(peer) = qps.get_mut(dest.get()) {
             peer.resp.expected_psn = call.psn;
-            peer.count_run(shared, run);
+            peer.note_reception(shared);
         }
-        if let Some(qp) = qps.get_mut(qpn.get()) {
-            qp.finish_run(shared, run);
+        for _ in 0..run.count {
+            let Some(qp) = qps.get_mut(qpn.get()) else { break };
+            qp.req.cursor.begun = qp.sq.head.wrapping_add(1);
+            let wqe = *qp.sq.get(qp.sq.head);
+            if let Some(peer) = qps.get_mut(dest.get()) {
+                peer.finish_one_of_run(shared, &wqe);
+            }
+            if let Some(qp) = qps.get_mut(qpn.get()) {
+                qp.finish_local(shared, &wqe);
+            }
         }
         (run.count, run.bytes)
     }
@@ -78,8 +88,8 @@ impl Qp {
         if !is_at_rest || self.sq.len() < 2 {
             return None;
         }
-        let (kind, _) = part_of_run(self.sq.get(self.sq.head))?;
-        (kind == Kind::Write || self.attr.max_rd_atomic > 0).then_some(kind)
+        let kind = kind_of(self.sq.get(self.sq.head))?;
+        (kind != Kind::Read || self.attr.max_rd_atomic > 0).then_some(kind)
     }
 
     /// Gathers in `scratch` the memory of the requests of a run, up to the first that does not belong to it or fails a check.
@@ -92,49 +102,56 @@ impl Qp {
         while run.count < waiting.min(most.0) {
             let index = self.sq.head.wrapping_add(run.count);
             let wqe = self.sq.get(index);
-            let Some((_, remote)) = part_of_run(wqe).filter(|&(other, _)| other == kind && wqe.length <= most.1 - run.bytes)
-            else {
+            if kind_of(wqe) != Some(kind) || wqe.length > most.1 - run.bytes {
                 break;
-            };
+            }
             let before = (ours.len(), theirs.len());
             let range = (0, u64::from(wqe.length));
             let own = for_each_segment(table, self.pd, self.sq.buffers(index), range, local_right(wqe), |s| ours.push(s));
-            let right = if kind == Kind::Write { Access::REMOTE_WRITE } else { Access::REMOTE_READ };
-            let far = peer
-                .allows(kind, remote.len)
-                .and_then(|()| peer.remote_segments(table, right, remote, |segment| theirs.push(segment)));
+            let far = peer.memory_of(table, wqe, run.count, |segment| theirs.push(segment));
             if own.is_err() || far.is_err() {
                 ours.truncate(before.0);
                 theirs.truncate(before.1);
                 break;
             }
-            (run.count, run.bytes, run.packets) = (run.count + 1, run.bytes + wqe.length, run.packets + wqe.packets);
+            (run.count, run.bytes) = (run.count + 1, run.bytes + wqe.length);
         }
         run
     }
 
-    fn allows(&self, kind: Kind, len: u32) -> Result<(), Refusal> {
-        match kind {
-            Kind::Write => self.check_connection(Access::REMOTE_WRITE, len),
-            Kind::Read => self.begin_read(len),
+    /// Calls `f` with this side's memory for request `n` of a peer's run.
+    fn memory_of(&self, table: &Table, wqe: &SendWqe, n: u32, f: impl FnMut(Segment)) -> Result<(), Refusal> {
+        let len = wqe.length;
+        match wqe.op {
+            SendOp::Write { remote_addr, rkey, .. } => {
+                self.check_connection(Access::REMOTE_WRITE, len)?;
+                self.remote_segments(table, Access::REMOTE_WRITE, Remote { addr: remote_addr, rkey, len }, f)
+            }
+            SendOp::Read { remote_addr, rkey } => {
+                self.begin_read(len)?;
+                self.remote_segments(table, Access::REMOTE_READ, Remote { addr: remote_addr, rkey, len }, f)
+            }
+            SendOp::Send { .. } if n < self.rq.len() => {
+                let index = self.rq.head.wrapping_add(n);
+                if len > self.rq.get(index).length {
+                    return Err(Refusal::INVALID);
+                }
+                let (buffers, range) = (self.rq.buffers(index), (0, u64::from(len)));
+                for_each_segment(table, self.recv_pd, buffers, range, Access::LOCAL_WRITE, f)
+                    .map_err(|BadBuffer| Refusal::INVALID)
+            }
+            _ => Err(Refusal::NotReady),
         }
     }
 
-    /// The responder's side of a run.
-    fn count_run(&mut self, shared: &mut Shared, run: Run) {
-        self.note_reception(shared);
-        self.resp.expected_psn = self.resp.expected_psn.plus(run.packets);
-        for _ in 0..run.count {
-            self.resp.count_message();
+    /// The responder's side of the next request of a run, whose bytes are there.
+    fn finish_one_of_run(&mut self, shared: &mut Shared, wqe: &SendWqe) {
+        if let SendOp::Send { imm, .. } = wqe.op {
+            self.resp.received = wqe.length;
+            let ending = Ending { imm, invalidate: None, solicited: wqe.flags.contains(SendFlags::SOLICITED) };
+            assert!(self.finish(shared, Message::Send, ending).is_ok(), "its receive is there, and it invalidates nothing");
         }
-    }
-
-    /// The requester's side of a run.
-    fn finish_run(&mut self, shared: &mut Shared, run: Run) {
-        self.req.cursor.begun = self.sq.head.wrapping_add(run.count);
-        for _ in 0..run.count {
-            let wqe = *self.sq.get(self.sq.head);
-            self.finish_local(shared, &wqe);
-        }
+        self.resp.expected_psn = self.resp.expected_psn.plus(wqe.packets);
+        self.resp.count_message();
     }
 }
