@@ -191,6 +191,22 @@ pub fn wait_until_listening(program: &mut Program, port: &str) {
     }
 }
 
+/// Runs a client against a server that listens by `rdma_cm`, and returns what it printed. That such a server listens shows only when it
+/// is connected to, so the client is started again as long as it is refused: for clients that make one connection, which is refused
+/// as a whole.
+pub fn until_served(server: &mut Program, mut start_client: impl FnMut() -> Program) -> String {
+    let deadline = Instant::now() + LISTEN_LIMIT;
+    loop {
+        let ended = start_client().end(ROW_LIMIT);
+        if ended.status.success() {
+            return ended.output;
+        }
+        assert!(server.is_running(), "the server ended:\n{}\nthe client:\n{}", server.output(), ended.output);
+        assert!(Instant::now() < deadline, "the client is not served:\n{}\nthe server:\n{}", ended.output, server.output());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Whether anyone listens on a TCP port in the network namespace of a process.
 pub(crate) fn is_listening(pid: u32, port: &str) -> bool {
     let port: u16 = port.parse().expect("a port number");

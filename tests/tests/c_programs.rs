@@ -12,9 +12,10 @@ fn no_compiler() -> bool {
     if missing_program(&["cc"]) {
         return true;
     }
-    let headers = Path::new("/usr/include/infiniband/verbs.h").is_file();
+    let headers =
+        ["/usr/include/infiniband/verbs.h", "/usr/include/rdma/rdma_cma.h"].iter().all(|file| Path::new(file).is_file());
     if !headers {
-        skip("not installed: libibverbs-dev (./test as root installs it)");
+        skip("not installed: libibverbs-dev, librdmacm-dev (./test as root installs them)");
     }
     !headers
 }
@@ -76,4 +77,35 @@ fn a_device_of_another_kind_is_reached_through_the_same_preload() {
     command.env_remove("VRDMA_SOCKET");
     let output = Program::start("alone", &folder, command).succeed(LIMIT);
     assert!(output.contains("device other0") && output.contains("OK"), "{output}");
+}
+
+/// The same for connection management, whose ids show no device: it is with ours in a program that was given any, and behind us in
+/// all others.
+#[test]
+fn connection_management_of_another_kind_is_reached_where_there_is_none_of_our_devices() {
+    let _turn = one_at_a_time();
+    if no_compiler() {
+        return;
+    }
+    let mut daemon = Daemon::start();
+    daemon.add_device("a", "203.0.113.1");
+    let folder = daemon.folder().to_owned();
+    compile("other_cm_library.c", &folder, "librdmacm.so.1", &["-shared", "-fPIC", "-Wl,-soname,librdmacm.so.1"]);
+    let search = format!("-L{}", folder.display());
+    let program = compile("one_id.c", &folder, "one_id", &["-Wl,--no-as-needed", &search, "-l:librdmacm.so.1"]);
+    let words = [program.to_str().expect("a text")];
+    let output = daemon.run_with("a", &words, |command| _ = command.env("LD_LIBRARY_PATH", &folder)).succeed(LIMIT);
+    assert_eq!(output, "OK\n");
+
+    let calls = ["create_event_channel", "create_id", "destroy_id", "destroy_event_channel"];
+    let lines: String = calls.iter().map(|call| format!("other library: rdma_{call}\n")).collect();
+    let module = compile("one_id.c", &folder, "one_id.so", &["-shared", "-fPIC", &search, "-l:librdmacm.so.1"]);
+    let loader = compile("load.c", &folder, "load", &["-ldl"]);
+    for words in [vec![&program], vec![&loader, &module]] {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).env("LD_LIBRARY_PATH", &folder).env_remove("VRDMA_SOCKET");
+        command.env("LD_PRELOAD", tests::binary().with_file_name("libvrdma_verbs.so"));
+        let output = Program::start("alone", &folder, command).succeed(LIMIT);
+        assert_eq!(output, format!("{lines}OK\n"), "{words:?}");
+    }
 }

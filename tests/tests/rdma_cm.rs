@@ -3,13 +3,12 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tests::matrix::until_served;
 use tests::{Daemon, NetnsPair, Program, missing_program, need_root, one_at_a_time, skip};
 
 /// How long a program may run. It takes a second or two; the rest is for a loaded machine.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How long a server may take until it listens.
-const LISTEN_LIMIT: Duration = Duration::from_secs(20);
 
 /// One row: a program and what its two sides are told, `ADDR` standing for the server's address.
 struct Row {
@@ -63,24 +62,13 @@ fn start(daemon: &mut Daemon, device: &str, line: &str, address: &str) -> Progra
     daemon.run(device, &words)
 }
 
-/// Runs a row. That a server listens shows only when it is connected to, so the client is started again as long as it is refused: each
-/// makes one connection, so that it is refused as a whole.
 fn run(row: &Row, server_at: &mut Daemon, client_at: Option<&mut Daemon>, address: &str) {
     let mut server = start(server_at, "a", row.server, address);
     let client_at = match client_at {
         Some(daemon) => daemon,
         None => server_at,
     };
-    let deadline = Instant::now() + LISTEN_LIMIT;
-    let report = loop {
-        let ended = start(client_at, "b", row.client, address).end(LIMIT);
-        if ended.status.success() {
-            break ended.output;
-        }
-        assert!(server.is_running(), "the server ended:\n{}\nthe client:\n{}", server.output(), ended.output);
-        assert!(Instant::now() < deadline, "the client is not served:\n{}\nthe server:\n{}", ended.output, server.output());
-        std::thread::sleep(Duration::from_millis(50));
-    };
+    let report = until_served(&mut server, || start(client_at, "b", row.client, address));
     assert!(report.contains(row.report), "{:?} is missing in:\n{report}", row.report);
     server.succeed(LIMIT);
 }

@@ -1,4 +1,5 @@
-//! Makes the library a stand-in for `libibverbs.so.1`: its name, and the version nodes that `src/versions.rs` puts symbols into.
+//! Makes the library a stand-in for `libibverbs.so.1` and `librdmacm.so.1`: the name of the one (programs that need the other look for
+//! the file), and the version nodes that `src/versions.rs` and `src/cm/versions.rs` put symbols into.
 //!
 //! The nodes are empty in the version script, as rustc has a script of its own that lists the names; the symbols bring their
 //! versions along from the assembler. That takes LLD, rustc's linker on this platform; GNU ld refuses two scripts.
@@ -6,8 +7,12 @@
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// Version nodes, each the successor of the one before.
-const NODES: &[&str] = &[
+/// Version nodes of each library, each the successor of the one before.
+const NODES: [&[&str]; 2] = [IBVERBS, RDMACM];
+
+const RDMACM: &[&str] = &["RDMACM_1.0", "RDMACM_1.1", "RDMACM_1.2", "RDMACM_1.3", "RDMACM_1.4", "RDMACM_1.5"];
+
+const IBVERBS: &[&str] = &[
     "IBVERBS_1.0",
     "IBVERBS_1.1",
     "IBVERBS_1.5",
@@ -30,10 +35,12 @@ const NODES: &[&str] = &[
 
 fn main() {
     let mut script = String::new();
-    let mut before = "";
-    for node in NODES {
-        let _ = writeln!(script, "{node} {{}} {before};");
-        before = node;
+    for library in NODES {
+        let mut before = "";
+        for node in library {
+            let _ = writeln!(script, "{node} {{}} {before};");
+            before = node;
+        }
     }
     let path = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets it")).join("nodes.map");
     std::fs::write(&path, script).expect("the version script can be written");

@@ -6,6 +6,7 @@
 
 use crate::abi::device::{ibv_context, ibv_device};
 use core::ffi::{CStr, c_void};
+use core::mem::MaybeUninit;
 use core::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -69,6 +70,19 @@ impl Real {
     }
 }
 
+/// The file that an address was loaded from, and where that begins.
+pub fn origin(address: *const c_void) -> Option<(&'static CStr, usize)> {
+    let mut info = MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: room for the answer, which is read only if there is one; a name lives as long as what was loaded by it.
+    unsafe {
+        if libc::dladdr(address, info.as_mut_ptr()) == 0 {
+            return None;
+        }
+        let info = info.assume_init();
+        Some((CStr::from_ptr(info.dli_fname), info.dli_fbase as usize))
+    }
+}
+
 /// In the place of the real library there is none behind.
 #[cfg(versioned)]
 fn find(_name: &CStr) -> *mut c_void {
@@ -82,10 +96,12 @@ fn find(name: &CStr) -> *mut c_void {
     if !address.is_null() {
         return address;
     }
-    // A program that loads the library itself keeps it out of the search order; it is found by name, never loaded by us.
+    // A program that loads the library itself, or a module that needs it, keeps it out of the search order; it is found by name,
+    // never loaded by us.
+    let library = if name.to_bytes().starts_with(b"rdma_") { c"librdmacm.so.1" } else { c"libibverbs.so.1" };
     // SAFETY: C strings; NOLOAD only finds what is there.
     unsafe {
-        let handle = libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        let handle = libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if handle.is_null() { ptr::null_mut() } else { libc::dlsym(handle, name.as_ptr()) }
     }
 }

@@ -4,8 +4,9 @@
 //! daemon's socket and the rings that it shares; objects of other devices go on to the real library (`foreign`), if there is one.
 //! It links against no RDMA library and takes nothing from one.
 //!
-//! The same sources also make the drop-in `libibverbs.so.1` (`dropin/`): built with `cfg(versioned)`, functions are exported with the
-//! symbol versions of that library (`versions`) instead of under their plain names, and there is no real library behind.
+//! The same sources also make the drop-in for `libibverbs.so.1` and `librdmacm.so.1` (`dropin/`): built with `cfg(versioned)`,
+//! functions are exported with the symbol versions of those libraries (`versions`) instead of under their plain names, and there is
+//! no real library behind. It is one file under both names, as ids are made of verbs objects.
 //!
 //! Where to look: `device` lists and opens devices, `context` holds what one opened device owns, `connection` talks to the
 //! daemon, `domain`, `memory`, `channel`, `cq`, `qp`, `srq` and `ah` make and end objects, `post` and `poll` are the data path, `cq_ex`
@@ -22,8 +23,6 @@ mod ah;
 mod attr;
 mod channel;
 mod clock;
-// The drop-in library is libibverbs alone.
-#[cfg(not(versioned))]
 mod cm;
 mod connection;
 mod context;

@@ -5,9 +5,8 @@
 //! there by a jump and not by a call: for `RTLD_NEXT` the C library looks at the return address to learn who asks, and interposing
 //! libraries that ask for the function behind them must not be taken for us.
 
-use crate::foreign::Real;
+use crate::foreign::{Real, origin};
 use core::ffi::{CStr, c_char, c_void};
-use core::mem::MaybeUninit;
 use core::ptr;
 use std::sync::OnceLock;
 
@@ -86,15 +85,9 @@ extern "C" fn nothing(_handle: *mut c_void, _symbol: *const c_char, _version: *c
 fn own(name: &CStr) -> *mut c_void {
     static HANDLE: OnceLock<usize> = OnceLock::new();
     let handle = *HANDLE.get_or_init(|| {
-        let mut info = MaybeUninit::<libc::Dl_info>::uninit();
-        // SAFETY: an address of ours, and room for the answer, which is read only if there is one. NOLOAD only finds what is
-        // there: the library that holds that address.
-        unsafe {
-            if libc::dladdr(own as *const c_void, info.as_mut_ptr()) == 0 {
-                return 0;
-            }
-            libc::dlopen(info.assume_init().dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) as usize
-        }
+        let Some((file, _)) = origin(own as *const c_void) else { return 0 };
+        // SAFETY: a C string. NOLOAD only finds what is there: the library that holds that address.
+        unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) as usize }
     });
     let is_verb = [b"ibv_".as_slice(), b"_ibv_", b"mult_to_ibv", b"mbps_to_ibv"].iter().any(|p| name.to_bytes().starts_with(p));
     if handle == 0 || !is_verb {

@@ -1,4 +1,5 @@
-//! The names and symbol versions of `libibverbs.so.1`, for the library that stands in its place.
+//! The names and symbol versions of `libibverbs.so.1`, for the library that stands in its place; `cm::versions` has those of
+//! `librdmacm.so.1`.
 //!
 //! A versioned symbol is a label in front of a jump to the function that the preload library exports under its plain name. The
 //! nodes are those of rdma-core 44 to 65. Programs use the public ones. The private ones are what the distribution's drivers and
@@ -6,7 +7,6 @@
 //! which had other structs, are left out: programs of that age do not run on today's systems.
 
 use crate::foreign::{null, set_errno};
-use core::arch::global_asm;
 use core::ffi::{c_int, c_void};
 
 #[allow(unused_imports)]
@@ -49,26 +49,28 @@ macro_rules! jump {
 macro_rules! export {
     ($($node:literal $(and $other:literal)? { $($name:ident $(= $function:ident)?),* $(,)? })*) => {
         $(
-            $(export!(@one $node, "@@", $name, $($function)? $name);)*
-            export!(@again [$($other)?] $($name $(= $function)?),*);
+            $($crate::versions::export!(@one $node, "@@", $name, $($function)? $name);)*
+            $crate::versions::export!(@again [$($other)?] $($name $(= $function)?),*);
         )*
     };
     (@again [] $($rest:tt)*) => {};
     (@again [$node:literal] $($name:ident $(= $function:ident)?),*) => {
-        $(export!(@one $node, "@", $name, $($function)? $name);)*
+        $($crate::versions::export!(@one $node, "@", $name, $($function)? $name);)*
     };
     (@one $node:literal, $at:literal, $name:ident, $function:ident $($rest:ident)?) => {
-        global_asm!(
+        core::arch::global_asm!(
             ".text",
             concat!(".globl \"", stringify!($name), ".", $node, "\""),
             concat!(".type \"", stringify!($name), ".", $node, "\", @function"),
             concat!("\"", stringify!($name), ".", $node, "\":"),
-            jump!(),
+            $crate::versions::jump!(),
             concat!(".symver \"", stringify!($name), ".", $node, "\", ", stringify!($name), $at, $node),
             sym $function,
         );
     };
 }
+
+pub(crate) use {export, jump};
 
 export! {
     "IBVERBS_1.0" {

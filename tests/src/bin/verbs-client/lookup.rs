@@ -33,11 +33,12 @@ const MANDATORY: [&CStr; 23] = [
     c"ibv_query_pkey",
 ];
 /// Asked for, and done without.
-const OPTIONAL: [(&CStr, &CStr); 4] = [
+const OPTIONAL: [(&CStr, &CStr); 5] = [
     (c"ibv_reg_mr_iova2", c"IBVERBS_1.8"),
     (c"ibv_reg_dmabuf_mr", c"IBVERBS_1.12"),
     (c"ibv_query_ece", c"IBVERBS_1.10"),
     (c"ibv_set_ece", c"IBVERBS_1.10"),
+    (c"ibv_query_port_speed", c"IBVERBS_1.16"),
 ];
 
 /// `--library FILE`: opened with `dlopen`; devices are listed, and the first is opened, through what `dlvsym` finds in it.

@@ -285,7 +285,7 @@ calls! {
 }
 
 /// Name of an event, as its `enum` spells it.
-#[unsafe(no_mangle)]
+#[cfg_attr(not(versioned), unsafe(no_mangle))]
 pub extern "C" fn rdma_event_str(event: u32) -> *const c_char {
     let name = match event {
         0 => c"RDMA_CM_EVENT_ADDR_RESOLVED",

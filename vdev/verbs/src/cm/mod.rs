@@ -1,12 +1,12 @@
 //! Connection management: every `rdma_*` function that takes an id, an event or a channel.
 //!
 //! A process that was given devices of ours (see [`crate::device`]) has all its ids here, over the daemons of those devices; in any
-//! other process all calls go on to the real library. Address and route resolution need nobody else, so that their events are there
+//! other process all calls go on to the real library, if there is one behind this. Address and route resolution need nobody else, so that their events are there
 //! at once; all other events come from the daemon, which speaks to the peer's.
 //!
 //! Where to look: `id` makes and ends ids, `channel` holds their events, `event` gives them to the program, `resolve` knows
 //! addresses, `connect` asks and answers, `qp` moves queue pairs, `endpoint` and `info` are the short way for simple programs. `abi` is
-//! the C interface.
+//! the C interface. In the place of `librdmacm.so.1`, `versions` has its names and `sockets` the rsockets.
 
 /// Defines exported functions: the block serves a process whose ids are ours; in others the call goes on to the real function of the
 /// same name, and where there is none, the answer is the expression after `else`.
@@ -14,7 +14,7 @@ macro_rules! calls {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty, => $body:block else $missing:expr;)*) => {
         $(
             $(#[$doc])*
-            #[unsafe(no_mangle)]
+            #[cfg_attr(not(versioned), unsafe(no_mangle))]
             pub unsafe extern "C" fn $name($($arg: $type),*) -> $result {
                 // SAFETY: the C interface demands that the caller pass live objects and valid pointers; the real function has
                 // the same signature.
@@ -51,15 +51,20 @@ mod id;
 mod info;
 mod qp;
 mod resolve;
+#[cfg(versioned)]
+mod sockets;
+#[cfg(versioned)]
+mod versions;
 
 use crate::connection::Errno;
 use core::ffi::c_int;
 use std::sync::OnceLock;
 
-/// Whether the ids of this process are ours. Decided once, as ids of two libraries cannot be told apart.
+/// Whether the ids of this process are ours. Decided once, as ids of two libraries cannot be told apart. In the place of the real
+/// library they always are.
 fn ours() -> bool {
     static OURS: OnceLock<bool> = OnceLock::new();
-    *OURS.get_or_init(crate::device::configured)
+    *OURS.get_or_init(|| cfg!(versioned) || crate::device::configured())
 }
 
 /// What a function of librdmacm returns: 0, or -1 with `errno`.
