@@ -208,7 +208,7 @@ unsafe fn push_send(context: &Context, qp: &Qp, ring: &mut RingProducer, request
     }
     // Memory that the daemon reaches only through the kernel: small payloads go along in the entry, larger ones by staging.
     if !is_response_op(request.opcode) {
-        if total <= u64::from(qp.entry_bytes()) {
+        if total <= u64::from(qp.caps().max_inline_data) {
             let mut sources = Sources::default();
             if context.regions.locate(qp.pd_handle(), list, &mut sources).is_some() {
                 let inline = SendEntry { flags: entry.flags | FLAG_INLINE, ..entry };

@@ -37,10 +37,8 @@ pub struct Qp {
     pd_handle: u32,
     cookie: u64,
     slot: u32,
-    /// What the program asked for and got.
+    /// What the program got. A ring entry holds at least [`SMALL`] bytes of inline data, whatever the program asked for.
     caps: QpCaps,
-    /// Bytes that a ring entry holds; more than the program asked for, so that small payloads travel in the entry.
-    entry_bytes: u32,
     all_signaled: bool,
     map: Mapping,
     state: AtomicU32,
@@ -141,11 +139,6 @@ impl Qp {
     /// Sizes granted.
     pub fn caps(&self) -> &QpCaps {
         &self.caps
-    }
-
-    /// Bytes of payload that a ring entry holds.
-    pub fn entry_bytes(&self) -> u32 {
-        self.entry_bytes
     }
 
     /// Whether the state allows to post sends.
@@ -282,8 +275,6 @@ pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: 
         return Err(unexpected(&request, &reply));
     };
     let layout = QpLayout::new(caps).ok_or(Errno(libc::EPROTO))?;
-    let entry_bytes = caps.max_inline_data;
-    let caps = QpCaps { max_inline_data: wanted_caps.max_inline_data.min(entry_bytes), ..*caps };
     let map = Mapping::map(memory.as_fd(), layout.bytes).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
     let ibv = ibv_qp {
         context: context.as_ibv(),
@@ -307,8 +298,7 @@ pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: 
         pd_handle,
         cookie,
         slot: *doorbell,
-        caps,
-        entry_bytes,
+        caps: *caps,
         all_signaled,
         map,
         state: AtomicU32::new(qp_state::RESET),
@@ -327,7 +317,7 @@ pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: 
     context.enter(cookie, Object::Qp(qp));
     context.users.fetch_add(1, Ordering::AcqRel);
     // SAFETY: the caller's attributes, which this verb also writes.
-    unsafe { (*attr).cap = caps_out(&caps) };
+    unsafe { (*attr).cap = caps_out(caps) };
     Ok(qp.cast())
 }
 
