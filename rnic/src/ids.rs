@@ -4,9 +4,9 @@
 //! and changes at every reuse, and a freed slot rests in a queue before it is used again, so a stale identifier names nothing
 //! for a long time instead of a stranger's object.
 
-use crate::rng::Rng;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use roce::rng::Rng;
 
 /// Freed slots that rest before the oldest of them is used again.
 const RESTING_SLOTS: usize = 256;

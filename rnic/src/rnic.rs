@@ -42,7 +42,7 @@ pub struct Rnic {
 impl Rnic {
     /// A core without devices.
     pub fn new(config: Config) -> Self {
-        let seed = config.seed ^ crate::rng::mix(5);
+        let seed = config.seed ^ roce::rng::mix(5);
         Rnic {
             qps: IdTable::new(limits::MAX_QPS, limits::QPN_BITS, seed),
             shared: Shared::new(config),

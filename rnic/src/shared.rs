@@ -39,7 +39,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub fn new(config: Config) -> Self {
-        let seed = |n: u64| config.seed ^ crate::rng::mix(n);
+        let seed = |n: u64| config.seed ^ roce::rng::mix(n);
         Shared {
             config,
             table: Table::new(seed(1)),
@@ -85,7 +85,7 @@ impl Shared {
         // The index was good, and a device keeps its GIDs for life.
         let src = src.map_or(address.dgid, |gid| *gid).ip();
         // Any function of the two queue pairs' identity serves as entropy; the mix makes all 14 bits depend on it.
-        let entropy = crate::rng::mix(u64::from(qpn.get()) << 32 | u64::from(dest_qpn.get()));
+        let entropy = roce::rng::mix(u64::from(qpn.get()) << 32 | u64::from(dest_qpn.get()));
         Flow { src, dst: address.dgid.ip(), src_port: 0xC000 | (entropy & 0x3FFF) as u16 }
     }
 

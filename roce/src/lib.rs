@@ -1,7 +1,7 @@
 //! RoCEv2 bytes, and the vocabulary that every other crate speaks.
 //!
 //! Owns: identifiers ([`Qpn`], [`Lkey`], [`Rkey`], [`Gid`]), packet sequence numbers ([`Psn`]), time as plain data
-//! ([`Instant`]), path MTUs ([`Mtu`]) and, in [`wire`], parsing and emitting of packets with their invariant CRC.
+//! ([`Instant`]), seeded random numbers ([`rng`]), path MTUs ([`Mtu`]) and, in [`wire`], parsing and emitting of packets with their invariant CRC.
 //! Never: queue-pair state, sockets, clocks.
 //!
 //! Sources: InfiniBand Architecture Specification volume 1, chapters 9 (transport) and 5 (packet format); its annex A17
@@ -13,6 +13,7 @@
 mod id;
 mod mtu;
 mod psn;
+pub mod rng;
 mod time;
 pub mod wire;
 

@@ -16,13 +16,13 @@ mod receive;
 mod tests;
 
 use crate::ids::IdTable;
-use crate::rng::{Rng, mix};
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 use endpoint::{Endpoint, State};
+use roce::rng::{Rng, mix};
 use roce::wire::cm::{Message, Transport};
 use roce::wire::cma::PortSpace;
 use roce::wire::mad::MAD_LEN;

@@ -3,11 +3,12 @@
 use super::{BTH_LEN, Opcode, WireError};
 use crate::{Psn, Qpn};
 
-/// The base transport header. Reserved bits are sent as zero and not looked at on receipt; the version is always 0.
+/// The base transport header. Reserved bits are sent as zero and not looked at on receipt; the version is always 0. Opcodes are
+/// those of the architecture, or of an extension in the manufacturer's range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bth {
+pub struct Bth<O = Opcode> {
     /// What the packet is.
-    pub opcode: Opcode,
+    pub opcode: O,
     /// Solicited event: the receiver's completion shall raise an event even if it waits for solicited ones only.
     pub solicited: bool,
     /// Path migration state of the sender; peers send either value.
@@ -29,25 +30,27 @@ pub struct Bth {
 }
 
 impl Bth {
+    /// The pad count for a payload of `len` bytes: what is missing to a multiple of 4.
+    pub const fn pad_for(len: usize) -> u8 {
+        (len.wrapping_neg() & 3) as u8
+    }
+}
+
+impl<O> Bth<O> {
     pub(super) const SOLICITED: u8 = 1 << 7;
     pub(super) const MIG_REQ: u8 = 1 << 6;
     pub(super) const FECN: u8 = 1 << 7;
     pub(super) const BECN: u8 = 1 << 6;
     pub(super) const ACK_REQ: u8 = 1 << 7;
 
-    /// The pad count for a payload of `len` bytes: what is missing to a multiple of 4.
-    pub const fn pad_for(len: usize) -> u8 {
-        (len.wrapping_neg() & 3) as u8
-    }
-
-    /// Writes the header.
+    /// Writes the header, with the opcode's `code`.
     ///
     /// # Panics
     /// If the pad count is above 3.
-    pub(super) fn emit(&self, out: &mut [u8; BTH_LEN]) {
+    pub(super) fn emit(&self, code: u8, out: &mut [u8; BTH_LEN]) {
         assert!(self.pad < 4, "pad count {} is above 3", self.pad);
         let flag = |set, bit| if set { bit } else { 0 };
-        out[0] = self.opcode.code();
+        out[0] = code;
         out[1] = flag(self.solicited, Self::SOLICITED) | flag(self.mig_req, Self::MIG_REQ) | self.pad << 4;
         out[2..4].copy_from_slice(&self.pkey.to_be_bytes());
         out[4..8].copy_from_slice(&self.dest_qpn.get().to_be_bytes());
@@ -56,14 +59,14 @@ impl Bth {
         out[8] = flag(self.ack_req, Self::ACK_REQ);
     }
 
-    pub(super) fn parse(bytes: &[u8; BTH_LEN]) -> Result<Bth, WireError> {
+    pub(super) fn parse(bytes: &[u8; BTH_LEN], decode: fn(u8) -> Result<O, WireError>) -> Result<Bth<O>, WireError> {
         let [code, flags, pkey0, pkey1, congestion, qp0, qp1, qp2, ack, psn0, psn1, psn2] = *bytes;
         let version = flags & 0x0F;
         if version != 0 {
             return Err(WireError::Version(version));
         }
         Ok(Bth {
-            opcode: Opcode::decode(code)?,
+            opcode: decode(code)?,
             solicited: flags & Self::SOLICITED != 0,
             mig_req: flags & Self::MIG_REQ != 0,
             pad: flags >> 4 & 0x3,

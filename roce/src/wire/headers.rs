@@ -1,7 +1,7 @@
 //! All transport headers of one packet together.
 
 use super::opcode::ext;
-use super::{Aeth, AtomicEth, BTH_LEN, Bth, Deth, ICRC_LEN, Reth, WireError};
+use super::{Aeth, AtomicEth, BTH_LEN, Bth, Deth, ICRC_LEN, Opcode, Reth, WireError};
 use crate::Rkey;
 use core::ops::Range;
 
@@ -69,7 +69,7 @@ impl Headers {
         );
         let len = self.len();
         let mut rest = &mut buf[..len];
-        self.bth.emit(take_mut(&mut rest));
+        self.bth.emit(opcode.code(), take_mut(&mut rest));
         if let Some(deth) = &self.deth {
             deth.emit(take_mut(&mut rest));
         }
@@ -106,7 +106,7 @@ impl Headers {
         let Some((bth, mut rest)) = udp_payload.split_first_chunk::<BTH_LEN>() else {
             return Err(truncated(BTH_LEN + ICRC_LEN));
         };
-        let bth = Bth::parse(bth)?;
+        let bth = Bth::parse(bth, Opcode::decode)?;
         let opcode = bth.opcode;
         let start = opcode.headers_len();
         let trailer = usize::from(bth.pad) + ICRC_LEN;
@@ -156,14 +156,14 @@ impl From<Bth> for Headers {
 }
 
 /// Splits the next `N` bytes off.
-fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Option<&'a [u8; N]> {
+pub(super) fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Option<&'a [u8; N]> {
     let (head, tail) = rest.split_first_chunk::<N>()?;
     *rest = tail;
     Some(head)
 }
 
 /// Splits the next `N` bytes off a buffer that was cut to the right length before.
-fn take_mut<'a, const N: usize>(rest: &mut &'a mut [u8]) -> &'a mut [u8; N] {
+pub(super) fn take_mut<'a, const N: usize>(rest: &mut &'a mut [u8]) -> &'a mut [u8; N] {
     let (head, tail) = core::mem::take(rest).split_first_chunk_mut::<N>().expect("length comes from the opcode");
     *rest = tail;
     head

@@ -21,6 +21,7 @@ pub mod icrc;
 pub mod mad;
 mod opcode;
 mod reth;
+pub mod spray_ext;
 
 pub use aeth::{Aeth, NakCode, Syndrome};
 pub use atomic_eth::AtomicEth;
@@ -72,6 +73,9 @@ pub enum WireError {
     /// Payload under an opcode that carries none.
     #[error("opcode {0:?} carries no payload, but {1} bytes follow")]
     UnexpectedPayload(Opcode, usize),
+    /// A field of the spray extension holds a value that it cannot have.
+    #[error("spray extension field {0} has a value that it cannot have")]
+    Extension(&'static str),
     /// The ICRC does not fit the packet: damaged on the way.
     #[error("ICRC mismatch")]
     Icrc,
