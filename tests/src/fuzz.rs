@@ -2,12 +2,15 @@
 //!
 //! The targets of `tests/fuzz` are one line each; the stored inputs of `tests/fuzz/corpus` are replayed by an ordinary test.
 
+use core::time::Duration;
 use rnic::cm::Cm;
-use roce::Instant;
 use roce::wire::cm::Message;
 use roce::wire::cma::PortSpace;
 use roce::wire::mad::MAD_LEN;
+use roce::wire::spray_ext::{Ext, Packet, parse_trimmed};
 use roce::wire::{Headers, icrc};
+use roce::{Instant, Psn};
+use spray::{Law, LossLimits, Policy, Sender, SenderConfig, WindowLimits};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::Ordering;
 use vdev::pci::erdma::command;
@@ -22,8 +25,9 @@ use vdev_abi::queue::{RecvConsumer, SendConsumer};
 pub type Target = fn(&[u8]);
 
 /// Name, which is that of its folder in the corpus, and body of each target.
-pub const TARGETS: [(&str, Target); 6] = [
+pub const TARGETS: [(&str, Target); 7] = [
     ("wire_parse", wire_parse),
+    ("spray_packet", spray_packet),
     ("cm_message", cm_message),
     ("control_message", control_message),
     ("send_entry", send_entry),
@@ -44,6 +48,45 @@ pub fn wire_parse(bytes: &[u8]) {
     let mut again = bytes.to_vec();
     again[..emitted.len()].copy_from_slice(&emitted);
     assert_eq!(Headers::parse(&again), Ok((headers, payload)));
+}
+
+/// A packet of the spray extension: parsing never panics, what was parsed means the same when emitted again, and an answer changes
+/// nothing but what is under way.
+pub fn spray_packet(bytes: &[u8]) {
+    let _ = parse_trimmed(bytes);
+    let Ok((packet, payload)) = Packet::parse(bytes) else { return };
+    assert!(payload.start == packet.headers_len() && payload.end <= bytes.len(), "{payload:?} of {} bytes", bytes.len());
+    let mut again = bytes.to_vec();
+    packet.emit(&mut again);
+    assert_eq!(Packet::parse(&again), Ok((packet, payload)));
+    let mut sender = Sender::new(&SenderConfig {
+        policy: Policy::Mixed,
+        paths: 4,
+        first_port: 0xC123,
+        seed: 0,
+        window: 64,
+        first_psn: Psn::new(0xFF_FFF0),
+        law: Law::Nscc,
+        limits: WindowLimits::for_software(1024, 64),
+        loss: LossLimits::default(),
+    });
+    let now = Instant::from_nanos(1 << 32);
+    for _ in 0..64 {
+        sender.send(now, 1024);
+    }
+    let later = now + Duration::from_micros(20);
+    match packet.ext {
+        Ext::Sack(sack) => {
+            // Told twice, it is no news.
+            sender.on_sack(later, packet.bth.psn, &sack);
+            let in_flight = sender.board().in_flight();
+            assert_eq!(sender.on_sack(later, packet.bth.psn, &sack), 0);
+            assert!(sender.board().in_flight() <= in_flight);
+        }
+        Ext::Nack(nack) => sender.on_nack(later, packet.bth.psn, &nack),
+        _ => {}
+    }
+    assert!(sender.board().in_flight_packets() + sender.board().lost_packets() <= 64);
 }
 
 /// A management datagram: parsing never panics, what was parsed emits the same message, and a connection manager that listens

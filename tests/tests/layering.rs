@@ -10,6 +10,7 @@ use std::process::Command;
 const MAY_USE: &[(&str, &[&str])] = &[
     ("emtt", &["roce"]),
     ("isolation", &["roce"]),
+    ("spray", &["roce"]),
     ("rnic", &["emtt", "isolation", "roce"]),
     ("vdev-verbs", &["vdev-abi"]),
     ("vdev-verbs-dropin", &["vdev-abi"]),
@@ -18,7 +19,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// Crates that may use any other, and that no other may use (`skip` is for the tests of all).
 const ON_TOP: &[&str] = &["tools", "perftest", "tests"];
 /// The protocol core: no I/O, no unsafe code, no standard library.
-const CORE: &[&str] = &["roce", "emtt", "isolation", "rnic"];
+const CORE: &[&str] = &["roce", "emtt", "isolation", "spray", "rnic"];
 /// All that the core may use from outside: none of these does I/O.
 const OUTSIDE_OF_CORE: &[&str] = &["bitflags", "crc32fast", "thiserror"];
 /// Longest source file, tests apart.

@@ -1,0 +1,367 @@
+//! The sending end of a connection that sprays: paths, scoreboard, rules of loss and window at work together.
+//!
+//! The caller asks [`Sender::may_send`], sends what [`Sender::resend`] and then [`Sender::send`] tell it to, on the port that they
+//! tell, and gives back what it hears and how time passes. A packet is named by its PSN; what is in it the caller knows.
+
+use crate::{
+    Acked, Congestion, Delivered, Evidence, Law, Loss, LossLimits, LostPacket, PathId, PathSet, Policy, Scoreboard,
+    WindowLimits,
+};
+use core::time::Duration;
+use roce::wire::spray_ext::{Nack, Reason, Sack};
+use roce::{Instant, Psn};
+
+/// What a sender is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct SenderConfig {
+    /// How paths are chosen.
+    pub policy: Policy,
+    /// How many there are, 1 to 256.
+    pub paths: u16,
+    /// UDP source port of the first path.
+    pub first_port: u16,
+    /// Draws the other ports and every choice. The same seed and the same calls give the same results.
+    pub seed: u64,
+    /// Packets under way at most: the window that the peer offered.
+    pub window: u16,
+    /// The first PSN.
+    pub first_psn: Psn,
+    /// The law of the congestion window.
+    pub law: Law,
+    /// Its bounds.
+    pub limits: WindowLimits,
+    /// Bounds of the retransmission time-out.
+    pub loss: LossLimits,
+}
+
+/// A packet to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// Its number.
+    pub psn: Psn,
+    /// Its path.
+    pub path: PathId,
+    /// Its UDP source port.
+    pub port: u16,
+}
+
+/// What a sender did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SenderCounters {
+    /// Packets sent for the first time.
+    pub sent: u64,
+    /// Packets sent again.
+    pub resent: u64,
+    /// Packets sent again for nothing, as the receiver counts them.
+    pub spurious: u64,
+    /// Packets given up because later ones of their path arrived, or for being too late.
+    pub missing: u64,
+    /// Packets given up after a whole time-out.
+    pub timed_out: u64,
+    /// Packets that were refused.
+    pub refused: u64,
+}
+
+/// The sending end of a connection.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    paths: PathSet,
+    board: Scoreboard,
+    loss: Loss,
+    congestion: Congestion,
+    /// When the packets in flight are to be looked at, see [`Loss::earliest_deadline`].
+    look_at: Option<Instant>,
+    /// The last look found packets that only wait for a later one to be acknowledged.
+    awaits_overtaking: bool,
+    /// Packets beyond the oldest that the receiver takes.
+    peer_window: u32,
+    /// The receiver's counters, as last told: received, marked, duplicates.
+    told: [u16; 3],
+    /// Packets sent again since the congestion window last shrank for a loss, and how many of them for nothing.
+    resent_since: u32,
+    spurious_since: u32,
+    /// The newest PSN that was acknowledged when it was sent once.
+    newest: Psn,
+    silences: u8,
+    counters: SenderCounters,
+}
+
+impl Sender {
+    /// A sender with nothing under way.
+    ///
+    /// # Panics
+    /// If the number of paths or the window is out of range: a fault of the caller.
+    pub fn new(config: &SenderConfig) -> Sender {
+        Sender {
+            paths: PathSet::new(config.policy, config.paths, config.first_port, config.seed),
+            board: Scoreboard::new(config.window, config.paths, config.first_psn),
+            loss: Loss::new(config.loss),
+            congestion: Congestion::new(config.law, config.limits),
+            look_at: None,
+            awaits_overtaking: false,
+            peer_window: u32::from(config.window),
+            told: [0; 3],
+            resent_since: 0,
+            spurious_since: 0,
+            newest: config.first_psn,
+            silences: 0,
+            counters: SenderCounters::default(),
+        }
+    }
+
+    /// What it did.
+    pub fn counters(&self) -> &SenderCounters {
+        &self.counters
+    }
+
+    /// Its paths.
+    pub fn paths(&self) -> &PathSet {
+        &self.paths
+    }
+
+    /// What is under way.
+    pub fn board(&self) -> &Scoreboard {
+        &self.board
+    }
+
+    /// Its rules of loss.
+    pub fn loss(&self) -> &Loss {
+        &self.loss
+    }
+
+    /// Its congestion window.
+    pub fn congestion(&self) -> &Congestion {
+        &self.congestion
+    }
+
+    /// Whether a packet of `bytes` bytes may be sent now, be it new or for the second time. One packet is always allowed.
+    fn has_window(&self, bytes: u16) -> bool {
+        let in_flight = self.board.in_flight();
+        in_flight == 0 || in_flight + u64::from(bytes) <= self.congestion.window()
+    }
+
+    /// Whether a new packet of `bytes` bytes may be sent now: neither window is full, and nothing lost goes before it.
+    pub fn may_send(&self, bytes: u16) -> bool {
+        let begun = self.board.next().distance_from(self.board.oldest()) as u32;
+        self.board.lost_packets() == 0 && self.board.room() > 0 && begun < self.peer_window && self.has_window(bytes)
+    }
+
+    /// Takes the next PSN for a new packet of `bytes` bytes, on the path that the policy picks.
+    ///
+    /// # Panics
+    /// Unless [`Sender::may_send`] has allowed it: a fault of the caller.
+    pub fn send(&mut self, now: Instant, bytes: u16) -> Sent {
+        let path = self.paths.pick(now, u32::from(bytes), None);
+        let psn = self.board.send(now, path, bytes);
+        self.counters.sent += 1;
+        self.watch(now, path);
+        Sent { psn, path, port: self.paths.port(path) }
+    }
+
+    /// The oldest lost packet, to be sent again now on another path; `None` if nothing is lost or the window is full.
+    pub fn resend(&mut self, now: Instant) -> Option<Sent> {
+        let lost = self.board.next_lost().filter(|lost| self.has_window(lost.bytes))?;
+        let path = self.paths.pick(now, u32::from(lost.bytes), Some(lost.path));
+        self.board.resend(now, path);
+        self.counters.resent += 1;
+        self.resent_since += 1;
+        self.watch(now, path);
+        Some(Sent { psn: lost.psn, path, port: self.paths.port(path) })
+    }
+
+    fn watch(&mut self, now: Instant, path: PathId) {
+        let deadline = self.loss.earliest_deadline(now, self.paths.rtt(path));
+        self.look_at = Some(self.look_at.map_or(deadline, |at| at.min(deadline)));
+    }
+
+    /// Takes a selective acknowledgement whose BTH has the PSN `cumulative`. Returns how many bytes it acknowledges for the first
+    /// time. What was never sent, or acknowledged before, changes nothing.
+    pub fn on_sack(&mut self, now: Instant, cumulative: Psn, sack: &Sack) -> u64 {
+        let rtt = self.on_echo(now, sack);
+        let [received, marked, duplicates] = self.on_counters(sack);
+        // Which packets carried a mark is known only of the one that is echoed.
+        let knows_marks = marked == 0;
+        let mut bytes = 0;
+        // A stale acknowledgement names PSNs before the oldest; one from a liar, PSNs that were never sent.
+        let told = cumulative.plus(1).distance_from(self.board.oldest());
+        let begun = self.board.next().distance_from(self.board.oldest());
+        if told <= begun {
+            // The oldest moves with each: packets that were acknowledged selectively are passed over.
+            while !cumulative.is_before(self.board.oldest()) {
+                bytes += self.acknowledge(now, self.board.oldest(), knows_marks);
+            }
+            for distance in sack.map.received() {
+                bytes += self.acknowledge(now, cumulative.plus(distance), knows_marks);
+            }
+            self.peer_window = u32::from(sack.window).min(u32::from(crate::MAX_WINDOW));
+        }
+        let marked_share = if received == 0 { 0.0 } else { f64::from(marked.min(received)) / f64::from(received) };
+        if bytes > 0 {
+            let in_flight = self.board.in_flight();
+            self.congestion.on_ack(now, &Acked { bytes, rtt, marked: sack.marked, marked_share, in_flight });
+        }
+        self.on_duplicates(u32::from(duplicates));
+        self.look(now);
+        bytes
+    }
+
+    /// The echo of a packet or probe: the way its path does.
+    fn on_echo(&mut self, now: Instant, sack: &Sack) -> Option<Duration> {
+        let path = self.paths.path(sack.port)?;
+        let elapsed = Duration::from_nanos(u64::from((now.as_nanos() as u32).wrapping_sub(sack.stamp.time)));
+        // A time that lies ahead, or further back than anything can be under way, is no time of ours.
+        let rtt = Some(elapsed).filter(|elapsed| !elapsed.is_zero() && *elapsed < Duration::from_secs(2));
+        if let Some(rtt) = rtt {
+            self.loss.on_rtt(rtt);
+        }
+        self.paths.note(now, path, Evidence::Arrived { rtt });
+        if sack.marked {
+            self.paths.note(now, path, Evidence::Delivered { marked: true, behind: 0 });
+        }
+        rtt
+    }
+
+    fn acknowledge(&mut self, now: Instant, psn: Psn, knows_marks: bool) -> u64 {
+        let Sender { board, paths, loss, congestion, counters, .. } = self;
+        let mut lost_bytes = 0;
+        let delivered = board.acknowledge(psn, loss.overtakers(), |lost: LostPacket| {
+            paths.note(now, lost.path, Evidence::Missing);
+            counters.missing += 1;
+            lost_bytes += u64::from(lost.bytes);
+        });
+        if lost_bytes > 0 {
+            congestion.on_loss(now, lost_bytes, board.in_flight());
+        }
+        let Some(Delivered { path, former, sent_at, bytes, was_lost }) = delivered else { return 0 };
+        self.silences = 0;
+        // An answer that is faster than any ever was answers the packet that was sent before.
+        let is_of_former = former.is_some() && loss.least_rtt().is_some_and(|least| now - sent_at < least);
+        if was_lost || is_of_former {
+            paths.note(now, former.unwrap_or(path), Evidence::Arrived { rtt: None });
+            return u64::from(bytes);
+        }
+        loss.on_delivered(sent_at);
+        if self.awaits_overtaking {
+            self.awaits_overtaking = false;
+            self.look_at = Some(now);
+        }
+        let behind = if former.is_some() { 0 } else { self.newest.distance_from(psn).max(0) as u32 };
+        if self.newest.is_before(psn) {
+            self.newest = psn;
+        }
+        let evidence = match knows_marks {
+            true => Evidence::Delivered { marked: false, behind },
+            false => Evidence::Arrived { rtt: None },
+        };
+        paths.note(now, path, evidence);
+        u64::from(bytes)
+    }
+
+    /// By how much the receiver's counters have grown: received, marked, duplicates.
+    fn on_counters(&mut self, sack: &Sack) -> [u16; 3] {
+        let now = [sack.received, sack.received_marked, sack.duplicates];
+        let grown = [0, 1, 2].map(|n: usize| now[n].wrapping_sub(self.told[n]));
+        // Acknowledgements overtake each other too: an older one would count backwards.
+        if grown[0] >= 1 << 15 {
+            return [0; 3];
+        }
+        self.told = now;
+        grown
+    }
+
+    /// The receiver has got packets twice. If all that was sent again since the window shrank was for nothing, it grows back.
+    fn on_duplicates(&mut self, count: u32) {
+        let count = count.min(self.resent_since - self.spurious_since);
+        if count == 0 {
+            return;
+        }
+        self.counters.spurious += u64::from(count);
+        self.spurious_since += count;
+        self.loss.on_spurious();
+        if self.spurious_since == self.resent_since {
+            self.congestion.on_undo();
+            (self.resent_since, self.spurious_since) = (0, 0);
+        }
+    }
+
+    /// Takes the refusal of the packet `psn`. What it says beyond that (a time to wait, a fatal reason) is for the caller.
+    pub fn on_nack(&mut self, now: Instant, psn: Psn, nack: &Nack) {
+        let Sender { board, paths, loss, congestion, counters, .. } = self;
+        let refused = board.refuse(psn, loss.overtakers(), |lost| {
+            paths.note(now, lost.path, Evidence::Missing);
+            counters.missing += 1;
+        });
+        let Some(lost) = refused else { return };
+        counters.refused += 1;
+        if nack.reason == Reason::Trimmed {
+            paths.note(now, lost.path, Evidence::Refused);
+            congestion.on_loss(now, u64::from(lost.bytes), board.in_flight());
+        }
+    }
+
+    /// Does everything whose time has come; call it at [`Sender::poll_timeout`], or more often.
+    pub fn on_timeout(&mut self, now: Instant) {
+        self.look(now);
+    }
+
+    /// Looks for packets that are too late, if one may be: at the oldest of each path.
+    fn look(&mut self, now: Instant) {
+        if self.look_at.is_none_or(|at| now < at) {
+            return;
+        }
+        let Sender { board, paths, loss, counters, .. } = self;
+        let (mut lost_bytes, mut timed_out) = (0, false);
+        (self.look_at, self.awaits_overtaking) = (None, false);
+        for path in (0..paths.len()).map(|path| PathId(path as u8)) {
+            let rtt = paths.rtt(path);
+            while let Some(sent_at) = board.oldest_on(path) {
+                let deadline = loss.deadline(sent_at, rtt);
+                if deadline > now {
+                    let earliest = loss.earliest_deadline(sent_at, rtt);
+                    self.awaits_overtaking |= earliest <= now;
+                    let look = if earliest <= now { deadline } else { earliest };
+                    self.look_at = Some(self.look_at.map_or(look, |at| at.min(look)));
+                    break;
+                }
+                let Some(lost) = board.give_up(path) else { break };
+                lost_bytes += u64::from(lost.bytes);
+                if loss.is_overtaken(sent_at) {
+                    counters.missing += 1;
+                    paths.note(now, path, Evidence::Missing);
+                } else {
+                    (timed_out, counters.timed_out) = (true, counters.timed_out + 1);
+                    paths.note(now, path, Evidence::TimedOut);
+                }
+            }
+        }
+        if lost_bytes > 0 {
+            self.congestion.on_loss(now, lost_bytes, board.in_flight());
+        }
+        if timed_out && board.in_flight_packets() == 0 {
+            loss.on_silence();
+            self.silences = self.silences.saturating_add(1);
+            // Once may be a single packet at the end of a message; twice is the network.
+            if self.silences > 1 {
+                self.congestion.on_silence();
+            }
+        }
+    }
+
+    /// How often in a row a whole time-out has passed with nothing heard: what a connection's retries are counted by.
+    pub fn silences(&self) -> u8 {
+        self.silences
+    }
+
+    /// A path that is to be probed now: the UDP source port of the probe.
+    pub fn poll_probe(&mut self, now: Instant) -> Option<u16> {
+        let path = self.paths.poll_probe(now)?;
+        Some(self.paths.port(path))
+    }
+
+    /// When [`Sender::on_timeout`] and [`Sender::poll_probe`] want to be called; nothing may turn out to be due.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        // Paths are probed while there is something to send, so that an idle connection sleeps.
+        let probe = self.paths.poll_timeout().filter(|_| self.board.next() != self.board.oldest());
+        [self.look_at, probe].into_iter().flatten().min()
+    }
+}
