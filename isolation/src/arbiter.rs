@@ -2,7 +2,7 @@
 
 use crate::bucket::TokenBucket;
 use crate::class::{Class, Classifier};
-use crate::tenant::{RESOURCES, Settings, SettingsError, Tenant, TenantId};
+use crate::tenant::{RESOURCES, Settings, SettingsError, Tenant, TenantId, Usage};
 use crate::waiting::Waiting;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -197,6 +197,11 @@ impl Arbiter {
         Some(&self.tenants.get(id.0 as usize)?.as_ref()?.settings)
     }
 
+    /// What a tenant has had by class, in the order of [`Class::ALL`], and how often its highest rate made it wait.
+    pub fn usage(&self, id: TenantId) -> Option<([Usage; Class::ALL.len()], u64)> {
+        self.tenants.get(id.0 as usize)?.as_ref().map(|tenant| (tenant.usage, tenant.pauses))
+    }
+
     /// A queue pair has something to do; it waits for its turn, unless it does already.
     #[inline]
     pub fn add(&mut self, qpn: Qpn, flow: &mut Flow, now: Instant) {
@@ -258,7 +263,7 @@ impl Arbiter {
             link.take(cost.bytes);
         }
         if let Some(tenant) = self.tenants.get_mut(grant.tenant.0 as usize).and_then(Option::as_mut) {
-            tenant.charge(grant.class, ps, cost.bytes, now);
+            tenant.charge(grant.class, ps, cost, now);
             self.file(grant.tenant, now);
         }
     }
@@ -287,6 +292,7 @@ impl Arbiter {
             cap.fill(now);
             if !cap.is_open() {
                 tenant.places.paused = true;
+                tenant.pauses += 1;
                 self.paused.push(cap.opens_at(), id);
                 return;
             }

@@ -17,8 +17,17 @@ pub enum Class {
 }
 
 impl Class {
-    /// All, by their index.
+    /// All, in the order of their numbers.
     pub const ALL: [Class; 3] = [Class::Latency, Class::MessageRate, Class::Bandwidth];
+
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Latency => "latency",
+            Class::MessageRate => "message-rate",
+            Class::Bandwidth => "bandwidth",
+        }
+    }
 }
 
 /// Longest message that counts as small, in bytes. Justitia's public code has 1 KiB for its latency class; requests and replies of

@@ -28,4 +28,4 @@ mod waiting;
 
 pub use arbiter::{Arbiter, Config, Cost, Flow, Grant};
 pub use class::Class;
-pub use tenant::{Settings, SettingsError, TenantId};
+pub use tenant::{Settings, SettingsError, TenantId, Usage};

@@ -1,5 +1,6 @@
 //! What a tenant is promised, and what it has had.
 
+use crate::arbiter::Cost;
 use crate::bucket::TokenBucket;
 use crate::class::Class;
 use alloc::collections::VecDeque;
@@ -73,6 +74,17 @@ impl Settings {
     }
 }
 
+/// What a tenant has had in one class, since it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Usage {
+    /// Turns.
+    pub turns: u64,
+    /// Bytes that were sent or copied.
+    pub bytes: u64,
+    /// Packets, or requests of the local path.
+    pub packets: u64,
+}
+
 /// What tenants compete for: bytes of the link or of memory, and packets of the RNIC's processor time.
 pub(crate) const RESOURCES: usize = 2;
 
@@ -94,6 +106,9 @@ pub(crate) struct Tenant {
     had: [u128; RESOURCES],
     /// Picoseconds of whichever resource each class used most.
     had_by_class: [u128; Class::ALL.len()],
+    pub usage: [Usage; Class::ALL.len()],
+    /// How often its highest rate made it wait.
+    pub pauses: u64,
     /// Ready queue pairs by class, each in turn.
     ready: [VecDeque<Qpn>; Class::ALL.len()],
     pub cap: Option<TokenBucket>,
@@ -109,6 +124,8 @@ impl Tenant {
             per_weight: 0,
             had: [clock; RESOURCES],
             had_by_class: [0; Class::ALL.len()],
+            usage: Default::default(),
+            pauses: 0,
             ready: Default::default(),
             cap: None,
             guarantee: None,
@@ -142,15 +159,19 @@ impl Tenant {
         }
     }
 
-    /// Counts what a turn cost: picoseconds of each resource, and bytes.
-    pub fn charge(&mut self, class: Class, ps: [u64; RESOURCES], bytes: u64, now: Instant) {
+    /// Counts what a turn cost; also in picoseconds of each resource.
+    pub fn charge(&mut self, class: Class, ps: [u64; RESOURCES], cost: Cost, now: Instant) {
+        let usage = &mut self.usage[class as usize];
+        usage.turns += 1;
+        usage.bytes += cost.bytes;
+        usage.packets += cost.packets;
         for (had, ps) in self.had.iter_mut().zip(ps) {
             *had += u128::from(ps) * u128::from(self.per_weight);
         }
         self.had_by_class[class as usize] += u128::from(ps[0].max(ps[1]));
         for bucket in [&mut self.cap, &mut self.guarantee].into_iter().flatten() {
             bucket.fill(now);
-            bucket.take(bytes);
+            bucket.take(cost.bytes);
         }
     }
 

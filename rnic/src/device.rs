@@ -10,7 +10,7 @@ use crate::shared::Shared;
 use crate::work::{CqId, DeviceId, PdId, SrqId};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use isolation::{Settings, TenantId};
+use isolation::{Settings, TenantId, Usage};
 use roce::{Gid, Instant, Mtu, Qpn};
 
 /// A virtual device.
@@ -109,6 +109,11 @@ impl Rnic {
     /// What the device is promised against the others; `None` if there is no such device.
     pub fn shares(&self, device: DeviceId) -> Option<&Settings> {
         self.shared.schedule.arbiter.settings(self.shared.devices.get(device.0)?.tenant)
+    }
+
+    /// What the device has had by class, in the order of [`isolation::Class::ALL`], and how often its highest rate made it wait.
+    pub fn usage(&self, device: DeviceId) -> Option<([Usage; 3], u64)> {
+        self.shared.schedule.arbiter.usage(self.shared.devices.get(device.0)?.tenant)
     }
 
     /// Sets the port's state: `None` is down. Queue pairs keep their state; while the port is down nothing of theirs is sent or

@@ -32,6 +32,8 @@ fn build() -> PathBuf {
             "--package",
             "tools",
             "--package",
+            "perftest",
+            "--package",
             "vdev-verbs",
             "--package",
             "vdev-verbs-dropin",

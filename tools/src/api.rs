@@ -82,6 +82,42 @@ pub struct DeviceSettings {
     pub mac: Option<String>,
 }
 
+/// What a device is promised: the members that are to change.
+#[derive(Debug, Default, Serialize)]
+pub struct SharesChange {
+    /// Weight.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// Guaranteed rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub min_bits_per_sec: Option<u64>,
+    /// Highest rate, or none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_bits_per_sec: Option<Option<u64>>,
+    /// Burst.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub burst_bytes: Option<u64>,
+    /// Class, or found by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<Option<&'static str>>,
+}
+
+/// What a device is promised.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Shares {
+    /// Its part against the weights of others.
+    pub weight: u32,
+    /// Guaranteed rate.
+    pub min_bits_per_sec: u64,
+    /// Highest rate.
+    pub max_bits_per_sec: Option<u64>,
+    /// What goes at once after a pause.
+    pub burst_bytes: u64,
+    /// What its traffic is treated as, if that is not found.
+    pub class: Option<String>,
+}
+
 /// A device, as far as tables show it. Absent members take their defaults: a daemon may be a little older or newer than us.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -100,6 +136,8 @@ pub struct Device {
     pub state: String,
     /// Way to other hosts, or why there is none.
     pub wire: Option<Value>,
+    /// What it is promised.
+    pub shares: Option<Shares>,
     /// Programs that have the device open.
     pub clients: Vec<DeviceClient>,
     /// The virtual machine, if the device is one's.
@@ -108,6 +146,8 @@ pub struct Device {
     pub counters: serde_json::Map<String, Value>,
     /// What making it took in the daemon, in microseconds.
     pub create_us: f64,
+    /// What a change took in the daemon, in microseconds.
+    pub change_us: Option<f64>,
     /// The whole object as the daemon sent it.
     #[serde(skip)]
     pub raw: Value,
@@ -227,6 +267,11 @@ impl Client {
     /// Makes a device.
     pub fn add(&self, name: &str, settings: &DeviceSettings) -> Result<Device> {
         device(self.call(Method::PUT, &device_path(name), Some(serde_json::to_vec(settings)?))?)
+    }
+
+    /// Changes what a device is promised.
+    pub fn change(&self, name: &str, change: &SharesChange) -> Result<Device> {
+        device(self.call(Method::PATCH, &device_path(name), Some(serde_json::to_vec(change)?))?)
     }
 
     /// Removes a device.

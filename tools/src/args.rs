@@ -120,6 +120,8 @@ pub enum DevCommand {
         /// Device
         name: String,
     },
+    /// Change what a device gets where several want more than there is: from the next packet on
+    Set(SetOptions),
     /// Why queue pairs failed: one line each, the latest first
     Why {
         /// Device
@@ -156,6 +158,46 @@ pub struct AddOptions {
     /// MAC address of the virtual machine's network device [default: made up from the device's name]
     #[arg(long, value_name = "MAC", requires = "vfio_user")]
     pub mac: Option<String>,
+}
+
+/// `vrdma dev set …`.
+#[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("change").required(true).multiple(true)))]
+pub struct SetOptions {
+    /// Device
+    pub name: String,
+    /// Its part against the weights of the others that want it, 1 to 10000 [at first: 100]
+    #[arg(long, group = "change")]
+    pub weight: Option<u32>,
+    /// Never more than this, in bits per second, such as 500M or 2.5G; `none` for no bound
+    #[arg(long, value_name = "RATE", value_parser = parse_bound, group = "change")]
+    pub rate: Option<Bound>,
+    /// Ahead of others until it has had this much, in bits per second, such as 1G; 0 for no guarantee
+    #[arg(long, value_name = "RATE", value_parser = parse_rate, group = "change")]
+    pub min_rate: Option<u64>,
+    /// What it may send at once after a pause before --rate holds, in bytes, such as 256k
+    #[arg(long, value_name = "BYTES", value_parser = parse_rate, group = "change")]
+    pub burst: Option<u64>,
+    /// Treat its traffic as this [at first: auto, found for each queue pair from what it posts]
+    #[arg(long, value_enum, group = "change")]
+    pub class: Option<ClassChoice>,
+}
+
+/// A bound, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound(pub Option<u64>);
+
+/// What traffic is treated as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ClassChoice {
+    /// Found for each queue pair from what it posts.
+    Auto,
+    /// Small and sparse: goes first, as long as that takes little.
+    Latency,
+    /// Small and many.
+    MessageRate,
+    /// Large.
+    Bandwidth,
 }
 
 /// `vrdma run …`.
@@ -202,6 +244,26 @@ pub struct CdiOptions {
     /// Folder of the specifications, where the container engine looks for them
     #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
     pub spec_dir: PathBuf,
+}
+
+/// A number with an optional k, M, G or T: thousands.
+fn parse_rate(text: &str) -> Result<u64, String> {
+    let (digits, unit) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1e3),
+        Some((at, 'M')) => (&text[..at], 1e6),
+        Some((at, 'G')) => (&text[..at], 1e9),
+        Some((at, 'T')) => (&text[..at], 1e12),
+        _ => (text, 1.0),
+    };
+    let plain = digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let value = digits.parse::<f64>().ok().filter(|_| plain).map(|number| (number * unit).round());
+    // Above, not every integer has a number of its own.
+    let value = value.filter(|&value| value < 9e15).map(|value| value as u64);
+    value.ok_or_else(|| "a number such as 1000000, 500M or 2.5G, below 9000T".to_owned())
+}
+
+fn parse_bound(text: &str) -> Result<Bound, String> {
+    if text == "none" { Ok(Bound(None)) } else { parse_rate(text).map(|rate| Bound(Some(rate))) }
 }
 
 fn parse_qpn(text: &str) -> Result<u32, String> {

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
-use crate::api::{Client, Device, DeviceSettings, DeviceVm, Failure, VmMemory};
-use crate::args::DevCommand;
+use crate::api::{Client, Device, DeviceSettings, DeviceVm, Failure, Shares, SharesChange, VmMemory};
+use crate::args::{Bound, ClassChoice, DevCommand};
 use crate::output::{print, print_json, table};
 
 /// Carries out one command and prints the outcome.
@@ -56,6 +56,22 @@ pub fn carry_out(client: &Client, command: DevCommand, as_json: bool) -> Result<
                 _ => print(failures.into_iter().map(why).collect::<String>()),
             }
         }
+        DevCommand::Set(options) => {
+            let change = SharesChange {
+                weight: options.weight,
+                min_bits_per_sec: options.min_rate,
+                max_bits_per_sec: options.rate.map(|Bound(rate)| rate),
+                burst_bytes: options.burst,
+                class: options.class.map(|class| match class {
+                    ClassChoice::Auto => None,
+                    ClassChoice::Latency => Some("latency"),
+                    ClassChoice::MessageRate => Some("message-rate"),
+                    ClassChoice::Bandwidth => Some("bandwidth"),
+                }),
+            };
+            let device = client.change(&options.name, &change)?;
+            if as_json { print_json(&device.raw) } else { print(changed(&device)) }
+        }
         DevCommand::Show { name } => {
             let device = client.device(&name)?;
             if as_json { print_json(&device.raw) } else { print(show(&device)) }
@@ -96,6 +112,37 @@ fn added_for_vm(device: &Device, vm: &DeviceVm) -> String {
     )
 }
 
+fn changed(device: &Device) -> String {
+    let shares = device.shares.as_ref().map(shares).unwrap_or_default();
+    format!("{}: {shares} ({:.0} µs in the daemon)\n", device.name, device.change_us.unwrap_or_default())
+}
+
+fn shares(shares: &Shares) -> String {
+    let mut text = format!("weight {}", shares.weight);
+    // Writing to a string cannot fail.
+    if shares.min_bits_per_sec > 0 {
+        let _ = write!(text, ", at least {}bit/s", thousands(shares.min_bits_per_sec));
+    }
+    if let Some(rate) = shares.max_bits_per_sec {
+        let _ = write!(text, ", at most {}bit/s in bursts of {}B", thousands(rate), thousands(shares.burst_bytes));
+    }
+    let _ = match &shares.class {
+        Some(class) => write!(text, ", treated as {class}"),
+        None => write!(text, ", classes found from what is posted"),
+    };
+    text
+}
+
+/// A number with three digits or more, and its thousands as a letter.
+fn thousands(number: u64) -> String {
+    let (unit, name) = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
+        .into_iter()
+        .find(|(unit, _)| number as f64 >= *unit)
+        .unwrap_or((1.0, ""));
+    let text = format!("{:.3}", number as f64 / unit);
+    format!("{} {name}", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
 fn list(devices: &[Device]) -> String {
     let rows = devices.iter().map(|device| {
         let qps: u64 = device.clients.iter().map(|client| client.qps).chain(device.vm.iter().map(|vm| vm.qps)).sum();
@@ -126,6 +173,9 @@ fn show(device: &Device) -> String {
     }
     line("path mtu", &device.active_mtu.to_string());
     line("wire", &wire(device));
+    if let Some(promised) = &device.shares {
+        line("shares", &shares(promised));
+    }
     line("socket", &device.socket.display().to_string());
     line("made in", &format!("{:.0} µs", device.create_us));
     if let Some(vm) = &device.vm {

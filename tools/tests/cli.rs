@@ -140,6 +140,33 @@ fn bad_names_are_refused() {
 }
 
 #[test]
+fn shares_are_set_and_shown() {
+    let vrdma = Vrdma::new();
+    let _daemon = vrdma.daemon();
+    vrdma.succeed(&["dev", "add", "a", "--ip", "203.0.113.1"]);
+    assert!(vrdma.succeed(&["dev", "show", "a"]).contains("weight 100, classes found"));
+    let set =
+        ["dev", "set", "a", "--weight", "250", "--rate", "2.5G", "--min-rate", "500M", "--burst", "64k", "--class", "latency"];
+    let printed = vrdma.succeed(&set);
+    let shown = "weight 250, at least 500 Mbit/s, at most 2.5 Gbit/s in bursts of 64 kB, treated as latency";
+    assert!(printed.contains(shown), "{printed}");
+    let printed = vrdma.succeed(&["dev", "show", "a"]);
+    assert!(printed.contains(shown), "{printed}");
+    // What is not named stays.
+    let device = vrdma.json(&["dev", "set", "a", "--rate", "none", "--class", "auto", "--json"]);
+    let shares = json!({
+        "weight": 250, "min_bits_per_sec": 500_000_000, "max_bits_per_sec": null, "burst_bytes": 64_000, "class": null
+    });
+    assert_eq!(device["shares"], shares);
+    vrdma.fail(&["dev", "set", "a", "--weight", "0"], &["1 to 10000, not 0", "stays as it is"]);
+    vrdma.fail(&["dev", "set", "a", "--rate", "1M"], &["above the highest rate"]);
+    vrdma.fail(&["dev", "set", "b", "--weight", "1"], &["no device", "b"]);
+    for wrong in [&["dev", "set", "a"][..], &["dev", "set", "a", "--rate", "fast"], &["dev", "set", "a", "--rate", "-1"]] {
+        assert_eq!(vrdma.run(wrong).code, 2, "{wrong:?}");
+    }
+}
+
+#[test]
 fn one_directory_has_one_daemon() {
     let vrdma = Vrdma::new();
     let daemon = vrdma.daemon();

@@ -11,6 +11,7 @@ mod links;
 mod metrics;
 pub mod seqpacket;
 mod session;
+mod shares;
 mod spec;
 mod watched;
 

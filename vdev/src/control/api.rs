@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -19,6 +19,7 @@ use tokio::net::UnixListener;
 
 use super::devices::{Device, DeviceError, Devices};
 use super::metrics;
+use super::shares::{Change, SharesView};
 use super::spec::DeviceSpec;
 use crate::datapath::{ClientId, Datapath, DeviceStatus, Failure, What};
 
@@ -32,7 +33,7 @@ pub async fn serve(listener: UnixListener, devices: Arc<Devices>) {
     let router = Router::new()
         .route("/v1/version", get(version))
         .route("/v1/devices", get(list))
-        .route("/v1/devices/{name}", get(show).put(put).delete(remove))
+        .route("/v1/devices/{name}", get(show).put(put).patch(change).delete(remove))
         .route("/v1/devices/{name}/failures", get(failures))
         .route("/metrics", get(metrics_text))
         .fallback(not_found)
@@ -114,6 +115,7 @@ pub struct DeviceView {
     /// `ACTIVE` or `DOWN`.
     pub state: &'static str,
     wire: WireView,
+    shares: SharesView,
     /// Connections.
     pub clients: Vec<ClientView>,
     /// Of a device for a virtual machine.
@@ -122,6 +124,9 @@ pub struct DeviceView {
     /// From the core and from the ways to the wire.
     pub counters: BTreeMap<&'static str, u64>,
     create_us: u64,
+    /// How long the change took that this answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    change_us: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -227,7 +232,7 @@ async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceV
     let statuses = ask(devices, move |datapath| datapath.statuses(&asked)).await?;
     let guests = guests(devices, &shown).await?;
     let mut views = Vec::with_capacity(shown.len());
-    for (((device, sessions), DeviceStatus { counters, clients }), vm) in
+    for (((device, sessions), DeviceStatus { counters, shares, clients }), vm) in
         shown.into_iter().zip(sessions).zip(statuses).zip(guests)
     {
         let port = device.port();
@@ -245,10 +250,12 @@ async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceV
             active_mtu: port.mtu.bytes(),
             state: if port.is_up { "ACTIVE" } else { "DOWN" },
             wire: WireView { interface: port.interface, reason: port.reason },
+            shares: SharesView::from(&shares),
             clients: clients.collect(),
             vm,
             counters,
             create_us: device.create_us,
+            change_us: None,
         });
     }
     Ok(views)
@@ -340,6 +347,23 @@ async fn put(
     let (device, made) = devices.put(&name, spec).await?;
     let status = if made { StatusCode::CREATED } else { StatusCode::OK };
     Ok(json(status, &view(&devices, device).await?))
+}
+
+async fn change(
+    State(devices): State<Arc<Devices>>,
+    Path(name): Path<String>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let change = Change::from_json(&body?).map_err(DeviceError::Invalid)?;
+    let device = devices.get(&name)?;
+    let (id, started) = (device.id, Instant::now());
+    let changed = ask(&devices, move |datapath| {
+        let changed = datapath.change_shares(id, |before| change.apply(before));
+        changed.map(|()| started.elapsed())
+    });
+    let took = changed.await?.map_err(|error| DeviceError::Invalid(format!("device {name} stays as it is: {error}")))?;
+    let view = DeviceView { change_us: u64::try_from(took.as_micros()).ok(), ..view(&devices, device).await? };
+    Ok(json(StatusCode::OK, &view))
 }
 
 async fn remove(State(devices): State<Arc<Devices>>, Path(name): Path<String>) -> Result<StatusCode, ApiError> {

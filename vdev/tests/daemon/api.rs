@@ -142,6 +142,45 @@ fn version_names_api_and_abi() {
 }
 
 #[test]
+fn what_a_device_is_promised_can_be_changed() {
+    let place = Place::with_two_devices();
+    let shares = |body: &str| {
+        let device: serde_json::Value = serde_json::from_str(body).unwrap();
+        device["shares"].clone()
+    };
+    let (_, body) = place.http("GET", "/v1/devices/a", "");
+    let plain = serde_json::json!({
+        "weight": 100, "min_bits_per_sec": 0, "max_bits_per_sec": null, "burst_bytes": 262_144, "class": null
+    });
+    assert_eq!(shares(&body), plain);
+    let change = r#"{"weight": 300, "max_bits_per_sec": 2000000000, "class": "latency"}"#;
+    let (status, body) = place.http("PATCH", "/v1/devices/a", change);
+    let changed = serde_json::json!({
+        "weight": 300, "min_bits_per_sec": 0, "max_bits_per_sec": 2_000_000_000, "burst_bytes": 262_144, "class": "latency"
+    });
+    assert_eq!((status, shares(&body)), (200, changed.clone()), "{body}");
+    assert!(body.contains("change_us"), "{body}");
+    // Whoever makes it again finds it.
+    let device: serde_json::Value = serde_json::from_str(&body).unwrap();
+    let same = serde_json::json!({ "ips": device["ips"] }).to_string();
+    assert_eq!(place.http("PUT", "/v1/devices/a", &same).0, 200);
+    for (body, word) in [
+        (r#"{"weight": 0}"#, "1 to 10000, not 0"),
+        (r#"{"min_bits_per_sec": 8000000000}"#, "above the highest rate"),
+        (r#"{"max_bits_per_sec": 0}"#, "port down"),
+        (r#"{"class": "fast"}"#, "message-rate"),
+        (r#"{"ips": []}"#, "ips"),
+    ] {
+        let (status, answer) = place.http("PATCH", "/v1/devices/a", body);
+        assert_eq!(status, 400, "{body}: {answer}");
+        assert!(answer.contains(word), "{body}: {answer}");
+    }
+    let (_, body) = place.http("GET", "/v1/devices/a", "");
+    assert_eq!(shares(&body), changed, "refusals change nothing");
+    assert_eq!(place.http("PATCH", "/v1/devices/nobody", "{}").0, 404);
+}
+
+#[test]
 fn removing_a_device_ends_its_clients() {
     let place = Place::with_two_devices();
     let (a, b) = (Raw::connect(&place.socket("a")), Raw::connect(&place.socket("b")));
