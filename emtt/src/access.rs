@@ -14,10 +14,15 @@ bitflags! {
         const REMOTE_READ = 1 << 2;
         /// Peers may do atomics.
         const REMOTE_ATOMIC = 1 << 3;
+        /// Windows may be bound to the region.
+        const BIND_WINDOW = 1 << 4;
     }
 }
 
 impl Access {
+    /// What peers may be allowed.
+    pub const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
     /// Whether the combination may be registered: rights to change memory need [`Access::LOCAL_WRITE`]
     /// (`ibv_reg_mr(3)`).
     pub const fn is_consistent(self) -> bool {

@@ -29,6 +29,8 @@ pub struct Region {
     iova: u64,
     len: u64,
     runs: Runs,
+    /// Windows that are bound to it.
+    pub(crate) windows: u32,
 }
 
 impl Region {
@@ -56,7 +58,7 @@ impl Region {
             [run] => Runs::One(run),
             _ => Runs::Many(runs.into_boxed_slice()),
         };
-        Ok(Region { pd: init.pd, access: init.access, iova: init.iova, len, runs })
+        Ok(Region { pd: init.pd, access: init.access, iova: init.iova, len, runs, windows: 0 })
     }
 
     /// Its protection domain.
@@ -93,7 +95,12 @@ impl Region {
     /// The memory behind `len` bytes at `addr`, if all of it lies within the region.
     #[inline]
     pub(crate) fn segments(&self, addr: u64, len: u64) -> Option<Segments<'_>> {
-        let offset = addr.checked_sub(self.iova)?;
+        self.segments_at(addr.checked_sub(self.iova)?, len)
+    }
+
+    /// The memory behind `len` bytes at an offset, if all of it lies within the region.
+    #[inline]
+    pub(crate) fn segments_at(&self, offset: u64, len: u64) -> Option<Segments<'_>> {
         if len > self.len.checked_sub(offset)? {
             return None;
         }

@@ -26,3 +26,12 @@ pub struct Segment {
 /// A protection domain: regions and queue pairs work together only within one (IBA 10.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PdId(pub u32);
+
+/// Through which queue pair a peer reaches memory, and that queue pair's protection domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Via {
+    /// The protection domain.
+    pub pd: PdId,
+    /// The queue pair; the same number is never given to two that are there at once.
+    pub qp: u32,
+}

@@ -1,15 +1,18 @@
 //! The table itself: keys, regions, and the lookup of the data path.
 //!
 //! A key is the number of a slot (upper 20 bits) and a variant (lower 12 bits) that changes each time the slot is used
-//! again. Slots wait in a queue before they are used again, so that a key that was removed stays invalid for at least
+//! again. Slots wait in a queue before they are used again, so that a region's key that was removed stays invalid for at least
 //! [`QUARANTINE`] x 4096 registrations, as long as the table is not nearly full. Variants start at a seeded random value,
 //! so keys can neither be counted up nor are they the same in two runs.
 //!
 //! A driver that chooses keys itself, as a virtual machine's does, has its regions inserted under names: a name is a key
 //! within one protection domain only, and a region that has one is found by nothing else.
+//!
+//! A slot may hold a window instead, see [`crate::window`].
 
 use crate::region::{Region, Segments};
-use crate::{Access, PdId, Segment};
+use crate::window::Window;
+use crate::{Access, PdId, Segment, Via};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
@@ -60,6 +63,9 @@ pub enum TableError {
     /// The protection domain has a region of this name.
     #[error("the protection domain has a region named {0:#010x}")]
     NameTaken(u32),
+    /// Windows are bound to the region.
+    #[error("{0} windows are bound to the region")]
+    Bound(u32),
 }
 
 /// Why a range may not be accessed. To the peer all of these are a remote access error, to the owner a local protection
@@ -72,11 +78,14 @@ pub enum TranslateError {
     /// The region belongs to another protection domain.
     #[error("the region belongs to {0:?}")]
     Pd(PdId),
-    /// The region lacks these rights.
+    /// The window is bound for another queue pair.
+    #[error("the window is bound for another queue pair")]
+    QueuePair,
+    /// The region or window lacks these rights.
     #[error("the region does not allow {0:?}")]
     Access(Access),
     /// The range is not within the region.
-    #[error("{len} bytes at {addr:#x} are not within the region")]
+    #[error("{len} bytes at {addr:#x} are not within the region or window")]
     Bounds {
         /// First byte asked for.
         addr: u64,
@@ -85,22 +94,39 @@ pub enum TranslateError {
     },
 }
 
-struct Slot {
-    /// The key of the region, or the key that comes next while the slot is free.
-    key: u32,
+/// What a slot holds.
+pub(crate) enum Entry {
+    Free,
+    Region(Region),
+    Window(Window),
+}
+
+pub(crate) struct Slot {
+    /// The key of the region or window, or the key that comes next while the slot is free.
+    pub key: u32,
     /// What the variant advances by; odd, so that all 4096 variants come before one repeats.
     step: u32,
-    region: Option<Region>,
+    pub entry: Entry,
     /// What the region is called within its protection domain, if it was given a name.
     name: Option<u32>,
 }
 
-/// Memory keys and their regions.
+impl Slot {
+    fn region(&self) -> Option<&Region> {
+        if let Entry::Region(region) = &self.entry { Some(region) } else { None }
+    }
+
+    pub fn region_mut(&mut self) -> Option<&mut Region> {
+        if let Entry::Region(region) = &mut self.entry { Some(region) } else { None }
+    }
+}
+
+/// Memory keys and their regions and windows.
 pub struct Table {
-    slots: Vec<Slot>,
+    pub(crate) slots: Vec<Slot>,
     free: VecDeque<u32>,
     /// Key of each region that has a name.
-    named: BTreeMap<(PdId, u32), u32>,
+    names: BTreeMap<(PdId, u32), u32>,
     /// State of the generator that variants start from.
     random: u64,
 }
@@ -108,15 +134,15 @@ pub struct Table {
 impl Table {
     /// An empty table. Tables with the same seed and the same calls give the same keys.
     pub fn new(seed: u64) -> Table {
-        Table { slots: Vec::new(), free: VecDeque::new(), named: BTreeMap::new(), random: seed }
+        Table { slots: Vec::new(), free: VecDeque::new(), names: BTreeMap::new(), random: seed }
     }
 
-    /// Number of regions.
+    /// Number of regions and windows.
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Whether there are no regions.
+    /// Whether there are neither.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -128,9 +154,14 @@ impl Table {
     /// See [`TableError`].
     pub fn insert(&mut self, init: RegionInit) -> Result<u32, TableError> {
         let region = Region::new(init)?;
+        self.enter(Entry::Region(region))
+    }
+
+    /// Puts something into a free slot and returns its key.
+    pub(crate) fn enter(&mut self, entry: Entry) -> Result<u32, TableError> {
         let index = self.free_slot()?;
         let slot = &mut self.slots[index];
-        slot.region = Some(region);
+        slot.entry = entry;
         Ok(slot.key)
     }
 
@@ -141,32 +172,41 @@ impl Table {
     /// See [`TableError`].
     pub fn insert_named(&mut self, init: RegionInit, name: u32) -> Result<u32, TableError> {
         let at = (init.pd, name);
-        if self.named.contains_key(&at) {
+        if self.names.contains_key(&at) {
             return Err(TableError::NameTaken(name));
         }
         let key = self.insert(init)?;
         self.slots[slot_of(key)].name = Some(name);
-        self.named.insert(at, key);
+        self.names.insert(at, key);
         Ok(key)
+    }
+
+    /// The key of the region that has this name within the protection domain; `None` if there is none.
+    pub fn named(&self, pd: PdId, name: u32) -> Option<u32> {
+        self.names.get(&(pd, name)).copied()
     }
 
     /// The key of the region that requests of this protection domain call `key`; `None` if there is none.
     pub fn resolve(&self, pd: PdId, key: u32) -> Option<u32> {
         match self.slots.get(slot_of(key)) {
-            Some(Slot { key: own, region: Some(region), name: None, .. }) if *own == key && region.pd() == pd => Some(key),
-            _ => self.named.get(&(pd, key)).copied(),
+            Some(Slot { key: own, entry: Entry::Region(region), name: None, .. }) if *own == key && region.pd() == pd => {
+                Some(key)
+            }
+            _ => self.named(pd, key),
         }
     }
 
-    /// Puts another region in the place of the one with this key, which stays as it is. Not for regions that have a name.
+    /// Puts another region in the place of the one with this key, which stays as it is. Not for regions that have a name, or
+    /// that windows are bound to.
     ///
     /// # Errors
     /// See [`TableError`].
     pub fn replace(&mut self, key: u32, init: RegionInit) -> Result<(), TableError> {
-        let slot = self.slots.get_mut(slot_of(key));
-        match slot.filter(|slot| slot.key == key && slot.region.is_some() && slot.name.is_none()) {
-            Some(slot) => {
-                slot.region = Some(Region::new(init)?);
+        let slot = self.slots.get_mut(slot_of(key)).filter(|slot| slot.key == key && slot.name.is_none());
+        match slot.and_then(Slot::region_mut) {
+            Some(region) if region.windows > 0 => Err(TableError::Bound(region.windows)),
+            Some(region) => {
+                *region = Region::new(init)?;
                 Ok(())
             }
             None => Err(TableError::NotFound(key)),
@@ -176,30 +216,38 @@ impl Table {
     /// Removes a region; its key is invalid from here on.
     ///
     /// # Errors
-    /// [`TableError::NotFound`].
+    /// [`TableError::NotFound`]; [`TableError::Bound`] while windows are bound to it.
     pub fn remove(&mut self, key: u32) -> Result<(), TableError> {
-        let index = slot_of(key);
-        match self.slots.get_mut(index) {
-            Some(slot) if slot.key == key && slot.region.is_some() => {
-                let region = slot.region.take();
-                if let (Some(region), Some(name)) = (region, slot.name.take()) {
-                    self.named.remove(&(region.pd(), name));
-                }
-                slot.key = next_key(slot.key, slot.step);
-                self.free.push_back(key >> VARIANT_BITS);
-                Ok(())
-            }
-            _ => Err(TableError::NotFound(key)),
+        let slot = self.slots.get(slot_of(key)).filter(|slot| slot.key == key).ok_or(TableError::NotFound(key))?;
+        let region = slot.region().ok_or(TableError::NotFound(key))?;
+        if region.windows > 0 {
+            return Err(TableError::Bound(region.windows));
         }
+        if let Some(name) = slot.name {
+            self.names.remove(&(region.pd(), name));
+        }
+        let next = next_key(key, slot.step);
+        self.free(key, next);
+        Ok(())
+    }
+
+    /// Empties the slot of `key`, which is to have the key `next` when it is used again.
+    pub(crate) fn free(&mut self, key: u32, next: u32) {
+        let slot = &mut self.slots[slot_of(key)];
+        slot.entry = Entry::Free;
+        slot.name = None;
+        slot.key = unreserved(next, slot.step);
+        self.free.push_back(key >> VARIANT_BITS);
     }
 
     /// The region with this key.
     #[inline]
     pub fn get(&self, key: u32) -> Option<&Region> {
-        self.slots.get(slot_of(key)).filter(|slot| slot.key == key)?.region.as_ref()
+        self.slots.get(slot_of(key)).filter(|slot| slot.key == key)?.region()
     }
 
-    /// Finds the memory behind `len` bytes at `addr`, an address in the region's own space. All of the range is checked
+    /// Finds the memory behind `len` bytes at `addr`, an address in the region's own space, for the owner's own requests: windows
+    /// are not found. All of the range is checked
     /// before any of it is returned. A range of 0 bytes has no segments, but everything about it is checked all the same;
     /// it may lie at the end of the region.
     ///
@@ -208,7 +256,7 @@ impl Table {
     #[inline]
     pub fn translate(&self, key: u32, pd: PdId, addr: u64, len: u64, needs: Access) -> Result<Segments<'_>, TranslateError> {
         let region = match self.slots.get(slot_of(key)) {
-            Some(Slot { key: own, region: Some(region), name: None, .. }) if *own == key && region.pd() == pd => region,
+            Some(Slot { key: own, entry: Entry::Region(region), name: None, .. }) if *own == key && region.pd() == pd => region,
             _ => self.named_or_why(key, pd)?,
         };
         if !region.access().contains(needs) {
@@ -217,9 +265,34 @@ impl Table {
         region.segments(addr, len).ok_or(TranslateError::Bounds { addr, len })
     }
 
+    /// As [`Self::translate`], for what a peer asks for through a queue pair: `key` may be a window's, and `addr` is then an address
+    /// in the window's own space.
+    ///
+    /// # Errors
+    /// See [`TranslateError`], in the order of [`Self::translate`]; that a window is for another queue pair comes before its rights.
+    #[inline]
+    pub fn translate_remote(
+        &self,
+        key: u32,
+        via: Via,
+        addr: u64,
+        len: u64,
+        needs: Access,
+    ) -> Result<Segments<'_>, TranslateError> {
+        match self.slots.get(slot_of(key)) {
+            Some(Slot { key: own, entry: Entry::Window(window), .. }) if *own == key => {
+                let (region, offset) = window.reach(key, via, addr, len, needs)?;
+                // What a window is bound to stays as it is, and was found to hold all of the window.
+                let region = self.get(region).ok_or(TranslateError::Key(key))?;
+                region.segments_at(offset, len).ok_or(TranslateError::Bounds { addr, len })
+            }
+            _ => self.translate(key, via.pd, addr, len, needs),
+        }
+    }
+
     /// Off the usual way: a region by its name, or why there is none.
     fn named_or_why(&self, key: u32, pd: PdId) -> Result<&Region, TranslateError> {
-        if let Some(region) = self.named.get(&(pd, key)).and_then(|key| self.get(*key)) {
+        if let Some(region) = self.names.get(&(pd, key)).and_then(|key| self.get(*key)) {
             return Ok(region);
         }
         match self.get(key) {
@@ -237,7 +310,7 @@ impl Table {
         let random = self.next_random();
         let step = random as u32 | 1;
         let first = (index as u32) << VARIANT_BITS | (random >> 32) as u32 & VARIANT_MASK;
-        self.slots.push(Slot { key: unreserved(first, step), step, region: None, name: None });
+        self.slots.push(Slot { key: unreserved(first, step), step, entry: Entry::Free, name: None });
         Ok(index)
     }
 
@@ -251,16 +324,16 @@ impl Table {
 }
 
 #[inline]
-fn slot_of(key: u32) -> usize {
+pub(crate) fn slot_of(key: u32) -> usize {
     (key >> VARIANT_BITS) as usize
 }
 
-/// The key with the variant that comes after that of `key`.
-fn next_key(key: u32, step: u32) -> u32 {
-    unreserved(key & !VARIANT_MASK | key.wrapping_add(step) & VARIANT_MASK, step)
+/// The key with the variant that comes `step` after that of `key`.
+pub(crate) fn next_key(key: u32, step: u32) -> u32 {
+    key & !VARIANT_MASK | key.wrapping_add(step) & VARIANT_MASK
 }
 
 /// `key`, or the next one if it is reserved. No slot has more than one reserved key.
 fn unreserved(key: u32, step: u32) -> u32 {
-    if RESERVED_KEYS.contains(&key) { key & !VARIANT_MASK | key.wrapping_add(step) & VARIANT_MASK } else { key }
+    if RESERVED_KEYS.contains(&key) { next_key(key, step) } else { key }
 }

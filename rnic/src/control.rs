@@ -11,7 +11,7 @@ use crate::rnic::Rnic;
 use crate::work::{CqId, Destination, DeviceId, PdId};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use emtt::{Access, RegionInit, Segment, TableError};
+use emtt::{Access, RegionInit, Segment, TableError, WindowKind};
 use roce::{Instant, Lkey, Qpn, Rkey};
 
 /// What a new region is made of.
@@ -49,7 +49,7 @@ impl Rnic {
     /// Ends a protection domain.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` while it has regions, queue pairs or shared receive queues.
+    /// `NotFound`; `Busy` while it has regions, windows, queue pairs or shared receive queues.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), ControlError> {
         match self.shared.pds.get(pd.0) {
             None => Err(ControlError::NotFound("protection domain")),
@@ -70,8 +70,8 @@ impl Rnic {
         self.reg_mr_with(pd, init, None)
     }
 
-    /// Registers memory under a key that the device's driver has chosen; it counts within the PD alone. The keys returned are
-    /// for [`Self::dereg_mr`] only.
+    /// Registers memory under a key that the device's driver has chosen; it counts within the PD alone. Such a region, and no other,
+    /// can be invalidated by requests. The keys returned are for [`Self::dereg_mr`] only.
     ///
     /// # Errors
     /// As [`Self::reg_mr`]; `Invalid` if the PD has a region with this key.
@@ -96,8 +96,8 @@ impl Rnic {
     /// under way meet the one or the other.
     ///
     /// # Errors
-    /// `NotFound` for the region, also if a peer has invalidated it, and for a PD that is not one of the same device; else as
-    /// [`Self::reg_mr`]. The earlier registration then stays.
+    /// `NotFound` for the region, also if it was invalidated, and for a PD that is not one of the same device; `Busy` while windows
+    /// are bound to it; else as [`Self::reg_mr`]. The earlier registration then stays.
     pub fn rereg_mr(&mut self, lkey: Lkey, pd: PdId, init: MrInit) -> Result<(), ControlError> {
         let before = self.shared.table.get(lkey.0).map(|region| region.pd()).ok_or(ControlError::NotFound("region"))?;
         if device_of(self, pd)? != device_of(self, before)? {
@@ -113,10 +113,34 @@ impl Rnic {
     /// Ends a registration; its keys are invalid when this returns.
     ///
     /// # Errors
-    /// `NotFound`, also if a peer's SEND with invalidate has ended it.
+    /// `NotFound`, also if it was invalidated; `Busy` while windows are bound to it.
     pub fn dereg_mr(&mut self, lkey: Lkey) -> Result<(), ControlError> {
         let pd = self.shared.table.get(lkey.0).map(|region| region.pd()).ok_or(ControlError::NotFound("region"))?;
-        if self.shared.remove_region(pd, lkey.0) { Ok(()) } else { Err(ControlError::NotFound("region")) }
+        self.shared.remove_region(pd, lkey.0).map_err(table_error)
+    }
+
+    /// Makes a memory window, bound to nothing. The key returned names it in [`SendOp::BindWindow`](crate::SendOp::BindWindow) and
+    /// in [`Self::dealloc_mw`], whatever it is bound to; its first 24 bits stay for its life.
+    ///
+    /// # Errors
+    /// `NotFound` for the PD; `Limit`.
+    pub fn alloc_mw(&mut self, pd: PdId, kind: WindowKind) -> Result<Rkey, ControlError> {
+        let entry = self.shared.pds.get_mut(pd.0).ok_or(ControlError::NotFound("protection domain"))?;
+        let key = self.shared.table.alloc_window(pd, kind).map_err(table_error)?;
+        entry.windows.insert(key);
+        Ok(Rkey(key))
+    }
+
+    /// Ends a memory window by the key that it was made with, and with it what it gives.
+    ///
+    /// # Errors
+    /// `NotFound`, also for a PD that it is not of.
+    pub fn dealloc_mw(&mut self, pd: PdId, window: Rkey) -> Result<(), ControlError> {
+        let entry = self.shared.pds.get_mut(pd.0).ok_or(ControlError::NotFound("protection domain"))?;
+        if !entry.windows.remove(&window.0) {
+            return Err(ControlError::NotFound("memory window"));
+        }
+        self.shared.table.dealloc_window(window.0).map_err(table_error)
     }
 
     /// Makes a completion queue.
@@ -223,13 +247,13 @@ impl Rnic {
         }
     }
 
-    /// The queue pair of this core that a datagram of `qpn` goes to by the local path.
-    pub fn local_receiver(&self, qpn: Qpn, to: &Destination) -> Option<Qpn> {
-        let qp = self.qps.get(qpn.get())?;
-        match qp.route(&self.shared, &to.address, to.qpn) {
+    /// The queue pairs of this core that a datagram of `qpn` goes to by the local path.
+    pub fn local_receivers(&self, qpn: Qpn, to: &Destination) -> impl Iterator<Item = Qpn> {
+        let one = self.qps.get(qpn.get()).and_then(|qp| match qp.route(&self.shared, &to.address, to.qpn) {
             Path::Local(device) => self.queue_pair(device, to.qpn),
             _ => None,
-        }
+        });
+        one.into_iter().chain(self.shared.groups.members(to.address.dgid).iter().copied())
     }
 
     /// The queue pair that packets to a device call `number`, if there is one.
@@ -283,7 +307,11 @@ impl Rnic {
         }
         if let Some(entry) = self.shared.pds.get_mut(qp.pd.0) {
             entry.qps -= 1;
+            for &window in &entry.windows {
+                self.shared.table.forget_queue_pair(window, qpn.get());
+            }
         }
+        self.shared.groups.forget(qpn);
         self.shared.completions.forget_qp(qpn);
         self.shared.events.retain(|event| event.queue_pair() != Some(qpn));
         Ok(())
@@ -297,6 +325,7 @@ fn table_error(error: TableError) -> ControlError {
         TableError::Wraps => ControlError::Invalid("the region wraps around the end of its address space"),
         TableError::Full => ControlError::Limit("regions"),
         TableError::NotFound(_) => ControlError::NotFound("region"),
+        TableError::Bound(_) => ControlError::Busy("the region, by windows bound to it,"),
         TableError::NameTaken(_) => ControlError::Invalid("the protection domain has a region with this key"),
     }
 }

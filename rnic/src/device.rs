@@ -8,7 +8,7 @@ use crate::limits;
 use crate::rnic::Rnic;
 use crate::shared::Shared;
 use crate::work::{CqId, DeviceId, PdId, SrqId};
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 use isolation::{Settings, TenantId, Usage};
 use roce::{Gid, Instant, Mtu, Qpn};
@@ -81,8 +81,12 @@ impl Rnic {
         }
         let pds: Vec<u32> = self.shared.pds.iter().filter(|(_, pd)| pd.device == device).map(|(id, _)| id).collect();
         for pd in pds {
-            let keys = self.shared.pds.remove(pd).map(|pd| pd.regions).unwrap_or_default();
-            for key in keys {
+            let Some(pd) = self.shared.pds.remove(pd) else { continue };
+            for window in pd.windows {
+                let removed = self.shared.table.dealloc_window(window);
+                debug_assert!(removed.is_ok(), "a protection domain knows its windows");
+            }
+            for key in pd.regions {
                 let removed = self.shared.table.remove(key);
                 debug_assert!(removed.is_ok(), "a protection domain knows its regions");
             }
@@ -144,7 +148,9 @@ impl Rnic {
 pub(crate) struct Pd {
     pub device: DeviceId,
     /// Keys of its regions.
-    pub regions: alloc::collections::BTreeSet<u32>,
+    pub regions: BTreeSet<u32>,
+    /// Its windows, each by the key that it was made with.
+    pub windows: BTreeSet<u32>,
     /// Its queue pairs.
     pub qps: u32,
     /// Its shared receive queues.
@@ -153,11 +159,11 @@ pub(crate) struct Pd {
 
 impl Pd {
     pub fn new(device: DeviceId) -> Self {
-        Pd { device, regions: Default::default(), qps: 0, srqs: 0 }
+        Pd { device, regions: BTreeSet::new(), windows: BTreeSet::new(), qps: 0, srqs: 0 }
     }
 
     pub fn is_used(&self) -> bool {
-        self.qps > 0 || self.srqs > 0 || !self.regions.is_empty()
+        self.qps > 0 || self.srqs > 0 || !self.regions.is_empty() || !self.windows.is_empty()
     }
 }
 

@@ -22,6 +22,7 @@ mod event;
 mod ids;
 pub mod limits;
 mod mad;
+mod multicast;
 mod qp;
 mod rnic;
 mod rx;
@@ -37,6 +38,7 @@ pub use attr::{AddressVector, DeviceInit, QpAttr, QpAttrMask, QpCaps, QpInit, Qp
 pub use control::{Mr, MrInit};
 pub use counters::{Counters, DropCounters};
 pub use dma::{AtomicOp, Dma, DmaError, Piece};
+pub use emtt::WindowKind;
 pub use error::{ControlError, PostError};
 pub use event::{AsyncEvent, Transmit, Work};
 pub use mad::{MAD_BYTES, Mad};
@@ -46,6 +48,6 @@ pub use rx::RxMeta;
 pub use srq::SrqAttr;
 pub use trace::Trace;
 pub use work::{
-    Completion, CompletionFlags, CqId, Destination, DeviceId, LocalBuffer, Opcode, PdId, RecvRequest, SendFlags, SendOp,
-    SendRequest, SrqId, Status,
+    BindWindow, Completion, CompletionFlags, CqId, Destination, DeviceId, LocalBuffer, Opcode, PdId, RecvRequest, SendFlags,
+    SendOp, SendRequest, SrqId, Status,
 };

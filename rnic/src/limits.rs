@@ -28,6 +28,10 @@ pub const MAX_QPS: u32 = 1 << 16;
 /// Bits of the numbers that the core gives to queue pairs: 24 would do on the wire, but the driver of a virtual machine can only
 /// name peers of 20 bits.
 pub const QPN_BITS: u32 = 20;
+/// Multicast groups per [`crate::Rnic`].
+pub const MAX_GROUPS: usize = 8192;
+/// Queue pairs per multicast group.
+pub const MAX_GROUP_QPS: usize = 256;
 /// Management datagrams that wait to be taken by the front end, and as many that wait to be sent.
 pub const MAX_MADS: usize = 1024;
 

@@ -11,7 +11,7 @@ use crate::event::{Transmit, Work};
 use crate::limits::MAX_MADS;
 use crate::qp::burst::Burst;
 use crate::qp::datagram::{Arrival, deliver, write_delivered};
-use crate::qp::state::check_address;
+use crate::qp::state::check_peer;
 use crate::rnic::Rnic;
 use crate::shared::Shared;
 use crate::work::DeviceId;
@@ -102,7 +102,7 @@ impl Rnic {
         let sgid_index = device.gids.iter().position(|&gid| gid == mad.local);
         let sgid_index = sgid_index.ok_or(ControlError::Invalid("the sender's address is none of the device"))? as u8;
         let address = AddressVector { dgid: mad.remote, sgid_index, port: 1, ..AddressVector::default() };
-        check_address(&address, device)?;
+        check_peer(&address, device)?;
         if self.shared.mads.to_send.len() >= MAX_MADS {
             return Err(ControlError::Limit("management datagrams that wait to be sent"));
         }

@@ -55,7 +55,7 @@ impl Rnic {
     /// # Errors
     /// `State` unless the queue pair is in RTS, SQD, SQE or ERR; `Full` if as many requests as the queue holds are
     /// outstanding; `Invalid` for too many buffers, more than 2^31 bytes, an atomic with less than 8 bytes to put the result
-    /// into, a `Direct` buffer to write to, a SEND with both immediate data and a key to invalidate, an operation that the
+    /// into, a `Direct` buffer to write to, buffers of a request that has no message, a SEND with both immediate data and a key to invalidate, an operation that the
     /// queue pair's type does not have, or a datagram to an address that cannot be reached from this device.
     pub fn post_send(&mut self, now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
         self.shared.schedule.now = now;
@@ -71,6 +71,7 @@ impl Rnic {
         let (length, packets) = match request.op {
             SendOp::Atomic { .. } => (8, 1),
             SendOp::Datagram { .. } => (total, 1),
+            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } => (0, 0),
             _ => (total, total.div_ceil(u64::from(qp.mtu())).max(1)),
         };
         let valid = total <= limits::MAX_MSG
@@ -84,6 +85,7 @@ impl Rnic {
                     let device = self.shared.devices.get(qp.device.0);
                     device.is_some_and(|device| check_address(&to.address, device).is_ok())
                 }
+                SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } => request.buffers.is_empty(),
             };
         if !valid {
             return Err(PostError::Invalid);

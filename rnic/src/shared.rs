@@ -10,13 +10,14 @@ use crate::event::AsyncEvent;
 use crate::ids::IdTable;
 use crate::limits;
 use crate::mad::Mads;
+use crate::multicast::Groups;
 use crate::schedule::Schedule;
 use crate::srq::Srq;
 use crate::timers::Timers;
 use crate::work::{Completion, CqId, DeviceId, PdId};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
-use emtt::{Segment, Table};
+use emtt::{Segment, Table, TableError, Via};
 use roce::wire::icrc::Flow;
 use roce::{Gid, Psn, Qpn, Rkey};
 
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     pub timers: Timers,
     pub drops: DropCounters,
     pub mads: Mads,
+    pub groups: Groups,
 }
 
 impl Shared {
@@ -54,6 +56,7 @@ impl Shared {
             timers: Timers::default(),
             drops: DropCounters::default(),
             mads: Mads::default(),
+            groups: Groups::default(),
         }
     }
 
@@ -97,15 +100,22 @@ impl Shared {
         true
     }
 
-    /// Removes a region of this protection domain; false if there is none with this key.
-    pub fn remove_region(&mut self, pd: PdId, key: u32) -> bool {
-        let Some(pd) = self.pds.get_mut(pd.0) else { return false };
-        pd.regions.remove(&key) && self.table.remove(key).is_ok()
+    /// Removes a region of this protection domain.
+    pub fn remove_region(&mut self, pd: PdId, key: u32) -> Result<(), TableError> {
+        self.table.remove(key)?;
+        if let Some(pd) = self.pds.get_mut(pd.0) {
+            pd.regions.remove(&key);
+        }
+        Ok(())
     }
 
-    /// Removes the region that peers call `key`; false if there is none.
-    pub fn invalidate(&mut self, pd: PdId, key: Rkey) -> bool {
-        self.table.resolve(pd, key.0).is_some_and(|key| self.remove_region(pd, key))
+    /// Takes back what `key` gives, for a request of a queue pair or of its peer: of a window of type 2 that is bound for the queue
+    /// pair, or of a region that its driver has named. False if there is no such key, or windows are bound to the region.
+    pub fn invalidate(&mut self, via: Via, key: Rkey) -> bool {
+        match self.table.named(via.pd, key.0) {
+            Some(region) => self.remove_region(via.pd, region).is_ok(),
+            None => self.table.invalidate_window(via, key.0).is_ok(),
+        }
     }
 
     /// The queue pair that peers of a device call `number`: itself, unless the device's driver chose its number. The caller
@@ -129,6 +139,8 @@ pub(crate) struct Scratch {
     pub sources: Vec<Piece>,
     /// What `pieces` are while packets are taken, and the PSN of the first packet among them.
     pub open_batch: Option<(Batch, Psn)>,
+    /// A datagram for a multicast group, with its GRH.
+    pub datagram: Vec<u8>,
     /// Values that atomics returned, in host byte order; or datagrams, each with its GRH.
     pub values: Vec<u8>,
 }

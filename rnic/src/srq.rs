@@ -100,9 +100,7 @@ impl Rnic {
     /// `NotFound` for the PD; `Invalid` for sizes of 0, above the limits, or a limit above `max_wr`; `Limit`.
     pub fn create_srq(&mut self, pd: PdId, attr: SrqAttr) -> Result<SrqId, ControlError> {
         let device = crate::device::device_of(self, pd)?;
-        if attr.max_wr == 0 || attr.max_wr > limits::MAX_SRQ_WR {
-            return Err(ControlError::Invalid("a shared receive queue cannot hold so many requests"));
-        }
+        check_size(attr.max_wr)?;
         if attr.max_sge > limits::MAX_SGE {
             return Err(ControlError::Invalid("more buffers than a work request can have"));
         }
@@ -112,6 +110,23 @@ impl Rnic {
         let id = self.shared.srqs.insert_with(srq).ok_or(ControlError::Limit("shared receive queues"))?;
         self.shared.pds.get_mut(pd.0).expect("looked up above").srqs += 1;
         Ok(SrqId(id))
+    }
+
+    /// Changes how many receives can be outstanding. Those that are stay.
+    ///
+    /// # Errors
+    /// `NotFound`; `Invalid` for a size of 0, above the limits, below the limit that is set, or below what is outstanding.
+    pub fn resize_srq(&mut self, srq: SrqId, max_wr: u32) -> Result<(), ControlError> {
+        let srq = self.shared.srqs.get_mut(srq.0).ok_or(ControlError::NotFound("shared receive queue"))?;
+        check_size(max_wr)?;
+        let attr = SrqAttr { max_wr, ..srq.attr };
+        check_limit(attr.limit, &attr)?;
+        if srq.queue.len() + srq.held > max_wr {
+            return Err(ControlError::Invalid("more receives than that are outstanding"));
+        }
+        srq.queue = srq.queue.resized(max_wr);
+        srq.attr = attr;
+        Ok(())
     }
 
     /// Sets the limit, and reports at once if fewer receives wait.
@@ -169,6 +184,13 @@ impl Rnic {
         }
         Ok(())
     }
+}
+
+fn check_size(max_wr: u32) -> Result<(), ControlError> {
+    if max_wr == 0 || max_wr > limits::MAX_SRQ_WR {
+        return Err(ControlError::Invalid("a shared receive queue cannot hold so many requests"));
+    }
+    Ok(())
 }
 
 fn check_limit(limit: u32, attr: &SrqAttr) -> Result<(), ControlError> {

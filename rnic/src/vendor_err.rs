@@ -9,7 +9,8 @@ pub const fn meaning(vendor_err: u32) -> &'static str {
         LOCAL_MEMORY => "registered local memory is gone",
         NO_READ_DEPTH => "max_rd_atomic is 0",
         RECEIVE_TOO_SHORT => "the receive is shorter than the message",
-        INVALIDATE => "the key to invalidate is not of this protection domain",
+        INVALIDATE => "the key to invalidate is of no region or window that can be invalidated here",
+        BIND_WINDOW => "the window, its region, the range or the rights do not fit, or the window is bound",
         BAD_RESPONSE => "a response did not fit its request",
         TIMEOUT => "no answer from the peer",
         SEQUENCE => "packets are lost again and again",
@@ -35,8 +36,11 @@ pub const LOCAL_MEMORY: u32 = 0x11;
 pub const NO_READ_DEPTH: u32 = 0x12;
 /// The posted receive is shorter than the message.
 pub const RECEIVE_TOO_SHORT: u32 = 0x13;
-/// The key that the peer asked to invalidate is not one of this protection domain.
+/// The key to invalidate, by a peer or by a request of this queue pair, is not one of this protection domain, of a region or window
+/// that cannot be invalidated, of a window of another queue pair, or of a region that windows are bound to.
 pub const INVALIDATE: u32 = 0x14;
+/// A window cannot be bound: it, its region, the range or the rights do not fit, or it is of type 2 and bound.
+pub const BIND_WINDOW: u32 = 0x15;
 /// A response's length or opcode did not fit its request.
 pub const BAD_RESPONSE: u32 = 0x20;
 /// No answer: every retry timed out.

@@ -2,7 +2,7 @@
 
 use crate::attr::AddressVector;
 use bitflags::bitflags;
-use emtt::Segment;
+use emtt::{Access, Segment};
 use roce::{Lkey, Qpn, Rkey};
 
 /// A virtual device of this [`crate::Rnic`].
@@ -61,6 +61,25 @@ pub struct Destination {
     pub qkey: u32,
 }
 
+/// What a window is to be bound to (`struct ibv_mw_bind_info`, with the window and its keys).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BindWindow {
+    /// Any key of the window.
+    pub window: Rkey,
+    /// Its key from now on; only the last 8 bits may differ.
+    pub rkey: Rkey,
+    /// The region.
+    pub lkey: Lkey,
+    /// First byte, in the region's address space.
+    pub addr: u64,
+    /// Bytes; 0 leaves a window of type 1 unbound.
+    pub len: u64,
+    /// Rights of peers: remote ones only.
+    pub access: Access,
+    /// Whether peers count addresses from the window's first byte (type 2 only).
+    pub zero_based: bool,
+}
+
 /// What a send request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
@@ -103,6 +122,20 @@ pub enum SendOp {
         /// Immediate data, the four bytes as on the wire.
         imm: Option<[u8; 4]>,
     },
+    /// Binds a window to a part of a region. Starts in its turn, whether or not earlier requests have completed.
+    BindWindow(BindWindow),
+    /// Takes back what a window of type 2 or a region with a name gives. Starts when all earlier requests have completed.
+    LocalInvalidate {
+        /// The window's or the region's key.
+        key: Rkey,
+    },
+}
+
+impl SendOp {
+    /// Whether it is done by this side alone, without a message to the peer.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self, SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. })
+    }
 }
 
 /// A send request. The core copies it; the buffers it names stay with the poster until completion.
@@ -141,6 +174,8 @@ pub enum Status {
     LocalProtectionError = 4,
     /// The queue pair went to the error state before this request ran.
     FlushError = 5,
+    /// A window cannot be bound like this.
+    MwBindError = 6,
     /// A response did not fit its request.
     BadResponseError = 7,
     /// The responder says that the request is invalid.
@@ -169,6 +204,10 @@ pub enum Opcode {
     CompareSwap = 3,
     /// A fetch-and-add.
     FetchAdd = 4,
+    /// A window was bound.
+    BindWindow = 5,
+    /// A key was invalidated by its owner.
+    LocalInvalidate = 6,
     /// A receive, filled by a SEND.
     Recv = 128,
     /// A receive, consumed by a WRITE with immediate.

@@ -214,3 +214,43 @@ fn queues_and_domains_outlive_their_users() {
     core.create_srq(pd, attr).unwrap();
     core.destroy_device(now, b.device);
 }
+
+/// Another size: what is posted and what queue pairs hold stays, and both count against it.
+#[test]
+fn a_queue_changes_its_size() {
+    for route in BOTH {
+        let (mut world, a, b) = World::pair(Setup { srq: true, depth: 6, ..Setup::new(route) });
+        let srq = b.srq.unwrap();
+        for n in 0..6 {
+            world.recv(&b, n, &[b.at(0x1000 * n, 4000)]);
+        }
+        assert_eq!(world.try_recv(&b, 6, &[]), Err(PostError::Full));
+        let core = &mut world.nics[b.nic];
+        for size in [0, 5, limits::MAX_SRQ_WR + 1] {
+            assert!(matches!(core.resize_srq(srq, size), Err(ControlError::Invalid(_))), "{route:?} {size}");
+        }
+        core.set_srq_limit(srq, 6).unwrap();
+        core.resize_srq(srq, 9).unwrap();
+        assert_eq!(core.query_srq(srq).unwrap(), SrqAttr { max_wr: 9, max_sge: 4, limit: 6 });
+        world.recv(&b, 6, &[b.at(0x6000, 4000)]);
+        let source = world.bytes(&a, 0, 3000);
+        for n in 0..5 {
+            world.send(&a, n, send(), &[a.at(0, 3000)]);
+        }
+        world.run();
+        assert_eq!(ids(&world.received(&b)), [0, 1, 2, 3, 4], "{route:?}");
+        let core = &mut world.nics[b.nic];
+        core.resize_srq(srq, 2).unwrap();
+        assert_eq!(world.try_recv(&b, 9, &[]), Err(PostError::Full));
+        for n in 5..7 {
+            world.send(&a, n, send(), &[a.at(0, 3000)]);
+        }
+        world.run();
+        assert_eq!(ids(&world.received(&b)), [5, 6], "{route:?}");
+        assert_bytes(&world.bytes(&b, 0x6000, 3000), &source);
+        world.recv(&b, 9, &[]);
+        let core = &mut world.nics[b.nic];
+        core.set_srq_limit(srq, 1).unwrap();
+        assert!(matches!(core.set_srq_limit(srq, 3), Err(ControlError::Invalid(_))));
+    }
+}

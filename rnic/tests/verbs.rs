@@ -171,33 +171,6 @@ fn solicited_bit_reaches_the_receiver() {
     }
 }
 
-/// SEND with invalidate ends the receiver's region and names its key; a key of another protection domain is refused.
-#[test]
-fn send_with_invalidate() {
-    for route in BOTH {
-        let (mut world, a, b) = World::pair(Setup::new(route));
-        let init = MrInit { iova: 0, access: emtt::Access::all(), runs: runs(b.memory, 20_000) };
-        let extra = world.nics[b.nic].reg_mr(b.pd, init.clone()).unwrap();
-        let pd = world.nics[b.nic].alloc_pd(b.device).unwrap();
-        let foreign = world.nics[b.nic].reg_mr(pd, init).unwrap();
-        let invalidate = |key| SendOp::Send { imm: None, invalidate: Some(key) };
-        for n in 0..2 {
-            world.recv(&b, n, &[b.at(0, 4000)]);
-        }
-        world.send(&a, 1, invalidate(extra.rkey), &[a.at(0, 3000)]);
-        world.run();
-        let received = world.received(&b);
-        assert_eq!(statuses(&received), [Status::Success]);
-        assert_eq!((received[0].flags, received[0].imm), (CompletionFlags::WITH_INV, extra.rkey.0.to_be_bytes()));
-        assert_eq!(world.nics[b.nic].dereg_mr(extra.lkey), Err(ControlError::NotFound("region")));
-        world.send(&a, 2, invalidate(foreign.rkey), &[a.at(0, 3)]);
-        world.run();
-        assert_eq!(statuses(&world.sent(&a)), [Status::Success, Status::RemoteAccessError], "{route:?}");
-        assert_eq!(world.received(&b)[0].vendor_err, vendor_err::INVALIDATE);
-        assert_eq!(world.nics[b.nic].dereg_mr(foreign.lkey), Ok(()), "the other domain's region lives");
-    }
-}
-
 /// A queue pair may be connected to itself.
 #[test]
 fn a_queue_pair_can_talk_to_itself() {

@@ -374,6 +374,250 @@ static int queue_pairs(struct ibv_context *context, struct ibv_context *other)
 	return 0;
 }
 
+static int shared_receive_queues(struct ibv_context *context)
+{
+	struct ibv_srq_init_attr init = {.attr = {.max_wr = 4, .max_sge = 1}};
+	struct ibv_qp_init_attr with_queue = {.qp_type = IBV_QPT_RC, .cap = {4, 4, 1, 1, 0}};
+	struct ibv_recv_wr receive = {0}, *bad_receive;
+	struct ibv_device_attr limits;
+	struct ibv_srq_attr attr;
+	struct ibv_sge sge[2] = {{0}};
+	struct ibv_srq *srq;
+	struct ibv_cq *cq;
+	struct ibv_pd *pd;
+	struct ibv_qp *qp;
+
+	CODE(0, ibv_query_device(context, &limits));
+	MUST(pd = ibv_alloc_pd(context));
+	MUST(cq = ibv_create_cq(context, 16, NULL, NULL, 0));
+	NIL(EINVAL, ibv_create_srq(pd, NULL));
+	init.attr.max_wr = 0;
+	NIL(EINVAL, ibv_create_srq(pd, &init));
+	init.attr.max_wr = limits.max_srq_wr + 1;
+	NIL(EINVAL, ibv_create_srq(pd, &init));
+	init.attr.max_wr = 4;
+	init.attr.max_sge = limits.max_srq_sge + 1;
+	NIL(EINVAL, ibv_create_srq(pd, &init));
+	init.attr.max_sge = 1;
+	MUST(srq = ibv_create_srq(pd, &init));
+	CODE(EBUSY, ibv_dealloc_pd(pd));
+	CODE(EINVAL, ibv_query_srq(srq, NULL));
+	CODE(0, ibv_query_srq(srq, &attr));
+	RESULT(1, 0, attr.max_wr == 4 && attr.max_sge == 1 && attr.srq_limit == 0);
+	CODE(EINVAL, ibv_modify_srq(srq, NULL, IBV_SRQ_LIMIT));
+	CODE(EINVAL, ibv_modify_srq(srq, &attr, 1 << 7));
+	attr.srq_limit = 5;
+	CODE(EINVAL, ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT));
+	receive.sg_list = sge;
+	receive.num_sge = 2;
+	CODE(EINVAL, ibv_post_srq_recv(srq, &receive, &bad_receive));
+	RESULT(1, 0, bad_receive == &receive);
+	receive.num_sge = 0;
+	for (int posted = 0; posted < 4; posted++)
+		CODE(0, ibv_post_srq_recv(srq, &receive, &bad_receive));
+	CODE(ENOMEM, ibv_post_srq_recv(srq, &receive, &bad_receive));
+
+	/* Another size: not below what is outstanding or the limit, and all of the attributes or none. */
+	attr.max_wr = 2;
+	CODE(EINVAL, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR));
+	attr.max_wr = limits.max_srq_wr + 1;
+	CODE(EINVAL, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR));
+	attr.max_wr = 8;
+	attr.srq_limit = 9;
+	CODE(EINVAL, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
+	CODE(ENOMEM, ibv_post_srq_recv(srq, &receive, &bad_receive));
+	CODE(0, ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR));
+	for (int posted = 4; posted < 8; posted++)
+		CODE(0, ibv_post_srq_recv(srq, &receive, &bad_receive));
+	CODE(ENOMEM, ibv_post_srq_recv(srq, &receive, &bad_receive));
+	attr.srq_limit = 0;
+	CODE(0, ibv_query_srq(srq, &attr));
+	RESULT(8, 0, attr.max_wr);
+
+	with_queue.send_cq = with_queue.recv_cq = cq;
+	with_queue.srq = srq;
+	MUST(qp = ibv_create_qp(pd, &with_queue));
+	CODE(EINVAL, ibv_post_recv(qp, &receive, &bad_receive));
+	CODE(EBUSY, ibv_destroy_srq(srq));
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(0, ibv_destroy_srq(srq));
+	CODE(0, ibv_destroy_cq(cq));
+	CODE(0, ibv_dealloc_pd(pd));
+	return 0;
+}
+
+static int datagrams(struct ibv_context *context)
+{
+	struct ibv_qp_init_attr plain = {.qp_type = IBV_QPT_UD, .cap = {4, 4, 1, 1, 16}};
+	struct ibv_ah_attr attr = {.is_global = 1, .port_num = 1};
+	union ibv_gid group = {.raw = {[10] = 0xFF, [11] = 0xFF, 239, 1, 2, 3}}, unicast;
+	struct ibv_qp *qp, *connected;
+	struct ibv_wc wc = {0};
+	struct ibv_grh grh = {0};
+	struct ibv_cq *cq;
+	struct ibv_pd *pd;
+	struct ibv_ah *ah;
+
+	MUST(pd = ibv_alloc_pd(context));
+	MUST(cq = ibv_create_cq(context, 16, NULL, NULL, 0));
+	CODE(0, ibv_query_gid(context, 1, 0, &unicast));
+	attr.grh.dgid = unicast;
+	NIL(EINVAL, ibv_create_ah(pd, NULL));
+	attr.is_global = 0;
+	NIL(EINVAL, ibv_create_ah(pd, &attr));
+	attr.is_global = 1;
+	attr.port_num = 2;
+	NIL(EINVAL, ibv_create_ah(pd, &attr));
+	attr.port_num = 1;
+	attr.grh.sgid_index = 200;
+	NIL(EINVAL, ibv_create_ah(pd, &attr));
+	attr.grh.sgid_index = 0;
+	memset(&attr.grh.dgid, 0, sizeof attr.grh.dgid);
+	NIL(EINVAL, ibv_create_ah(pd, &attr));
+	attr.grh.dgid = unicast;
+	MUST(ah = ibv_create_ah(pd, &attr));
+	CODE(EBUSY, ibv_dealloc_pd(pd));
+	CODE(0, ibv_destroy_ah(ah));
+	MINUS(EINVAL, ibv_init_ah_from_wc(context, 1, &wc, &grh, &attr));
+	NIL(EINVAL, ibv_create_ah_from_wc(pd, &wc, &grh, 1));
+
+	plain.send_cq = plain.recv_cq = cq;
+	MUST(qp = ibv_create_qp(pd, &plain));
+	plain.qp_type = IBV_QPT_RC;
+	MUST(connected = ibv_create_qp(pd, &plain));
+	CODE(EINVAL, ibv_attach_mcast(qp, NULL, 0));
+	CODE(EINVAL, ibv_attach_mcast(qp, &unicast, 0));
+	CODE(EINVAL, ibv_attach_mcast(connected, &group, 0));
+	CODE(EINVAL, ibv_detach_mcast(qp, NULL, 0));
+	CODE(EINVAL, ibv_detach_mcast(qp, &unicast, 0));
+	CODE(EINVAL, ibv_detach_mcast(connected, &group, 0));
+	CODE(EINVAL, ibv_detach_mcast(qp, &group, 0));
+	CODE(0, ibv_attach_mcast(qp, &group, 0));
+	CODE(0, ibv_attach_mcast(qp, &group, 0));
+	CODE(0, ibv_detach_mcast(qp, &group, 0));
+	CODE(EINVAL, ibv_detach_mcast(qp, &group, 0));
+	CODE(0, ibv_destroy_qp(connected));
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(0, ibv_destroy_cq(cq));
+	CODE(0, ibv_dealloc_pd(pd));
+	return 0;
+}
+
+static struct ibv_wc completion(struct ibv_cq *cq)
+{
+	struct ibv_wc wc = {0};
+	while (ibv_poll_cq(cq, 1, &wc) == 0)
+		;
+	return wc;
+}
+
+/* A queue pair that is connected to itself. */
+static struct ibv_qp *connected(struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_qp_init_attr plain = {.qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .cap = {4, 4, 1, 1, 16}, .sq_sig_all = 1};
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1, .path_mtu = IBV_MTU_1024, .timeout = 14, .retry_cnt = 7};
+	struct ibv_qp *qp = ibv_create_qp(pd, &plain);
+
+	if (!qp || ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
+		return NULL;
+	attr.qp_state = IBV_QPS_RTR;
+	attr.dest_qp_num = qp->qp_num;
+	attr.ah_attr.is_global = attr.ah_attr.port_num = 1;
+	if (ibv_query_gid(pd->context, 1, 0, &attr.ah_attr.grh.dgid) ||
+	    ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+				       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
+		return NULL;
+	attr.qp_state = IBV_QPS_RTS;
+	return ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+					IBV_QP_MAX_QP_RD_ATOMIC) ? NULL : qp;
+}
+
+static int windows(struct ibv_context *context, struct ibv_context *other)
+{
+	static char buffer[8192];
+	struct ibv_mw_bind bind = {.wr_id = 1};
+	struct ibv_send_wr send = {.opcode = IBV_WR_BIND_MW, .wr_id = 2}, *bad_send;
+	struct ibv_mw *one, *two, *foreign_mw;
+	struct ibv_pd *pd, *second, *foreign;
+	struct ibv_mr *mr, *second_mr;
+	struct ibv_wc wc;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+
+	MUST(pd = ibv_alloc_pd(context));
+	MUST(second = ibv_alloc_pd(context));
+	MUST(foreign = ibv_alloc_pd(other));
+	MUST(cq = ibv_create_cq(context, 16, NULL, NULL, 0));
+	MUST(qp = connected(pd, cq));
+	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND;
+	MUST(mr = ibv_reg_mr(pd, buffer, 8192, all));
+	MUST(second_mr = ibv_reg_mr(second, buffer, 8192, all));
+	NIL(EINVAL, ibv_alloc_mw(pd, 0));
+	NIL(EINVAL, ibv_alloc_mw(pd, 3));
+	MUST(one = ibv_alloc_mw(pd, IBV_MW_TYPE_1));
+	MUST(two = ibv_alloc_mw(pd, IBV_MW_TYPE_2));
+	MUST(foreign_mw = ibv_alloc_mw(foreign, IBV_MW_TYPE_1));
+	CODE(EBUSY, ibv_dealloc_pd(foreign));
+
+	uint32_t key = one->rkey;
+	bind.bind_info = (struct ibv_mw_bind_info){mr, (uintptr_t)buffer, 4096, IBV_ACCESS_REMOTE_WRITE};
+	RESULT(EINVAL, 0, ibv_bind_mw(qp, two, &bind));
+	CODE(EPERM, ibv_bind_mw(qp, foreign_mw, &bind));
+	bind.bind_info.mr = second_mr;
+	CODE(EPERM, ibv_bind_mw(qp, one, &bind));
+	bind.bind_info.mr = NULL;
+	CODE(EINVAL, ibv_bind_mw(qp, one, &bind));
+	bind.bind_info.mr = mr;
+	bind.bind_info.mw_access_flags = IBV_ACCESS_ON_DEMAND;
+	CODE(EINVAL, ibv_bind_mw(qp, one, &bind));
+	bind.bind_info.mw_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_ZERO_BASED;
+	CODE(EINVAL, ibv_bind_mw(qp, one, &bind));
+	bind.bind_info.mw_access_flags = IBV_ACCESS_REMOTE_WRITE;
+	RESULT(1, 0, one->rkey == key);
+	CODE(0, ibv_bind_mw(qp, one, &bind));
+	RESULT(1, 0, one->rkey == ibv_inc_rkey(key));
+	wc = completion(cq);
+	RESULT(1, 0, wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW && wc.wr_id == 1);
+	CODE(EBUSY, ibv_dereg_mr(mr));
+	RESULT(IBV_REREG_MR_ERR_CMD, EBUSY, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE));
+
+	send.bind_mw.rkey = ibv_inc_rkey(two->rkey);
+	send.bind_mw.bind_info = bind.bind_info;
+	CODE(EINVAL, ibv_post_send(qp, &send, &bad_send));
+	send.bind_mw.mw = foreign_mw;
+	CODE(EINVAL, ibv_post_send(qp, &send, &bad_send));
+	send.bind_mw.mw = two;
+	send.send_flags = IBV_SEND_INLINE;
+	CODE(EINVAL, ibv_post_send(qp, &send, &bad_send));
+	send.send_flags = 0;
+	CODE(0, ibv_post_send(qp, &send, &bad_send));
+	wc = completion(cq);
+	RESULT(1, 0, wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_BIND_MW);
+	/* A window that is bound is to be invalidated before it is bound anew. */
+	send.opcode = IBV_WR_LOCAL_INV;
+	send.invalidate_rkey = send.bind_mw.rkey;
+	CODE(0, ibv_post_send(qp, &send, &bad_send));
+	wc = completion(cq);
+	RESULT(1, 0, wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_LOCAL_INV);
+	send.opcode = IBV_WR_BIND_MW;
+	send.bind_mw.bind_info.length = 8193;
+	CODE(0, ibv_post_send(qp, &send, &bad_send));
+	wc = completion(cq);
+	RESULT(IBV_WC_MW_BIND_ERR, 0, wc.status);
+
+	CODE(0, ibv_dealloc_mw(one));
+	CODE(0, ibv_dealloc_mw(two));
+	CODE(0, ibv_dealloc_mw(foreign_mw));
+	CODE(0, ibv_dereg_mr(mr));
+	CODE(0, ibv_dereg_mr(second_mr));
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(0, ibv_destroy_cq(cq));
+	CODE(0, ibv_dealloc_pd(pd));
+	CODE(0, ibv_dealloc_pd(second));
+	CODE(0, ibv_dealloc_pd(foreign));
+	return 0;
+}
+
 int main(void)
 {
 	struct ibv_device **list;
@@ -386,7 +630,8 @@ int main(void)
 	ibv_free_device_list(list);
 	no_object();
 	queries(context);
-	if (memory(context, other) || domains(context, other) || completion_queues(context, other) || queue_pairs(context, other))
+	if (memory(context, other) || domains(context, other) || completion_queues(context, other) || queue_pairs(context, other) ||
+	    shared_receive_queues(context) || datagrams(context) || windows(context, other))
 		return 2;
 	CODE(0, ibv_close_device(context));
 	CODE(0, ibv_close_device(other));

@@ -62,6 +62,27 @@ mod raw {
     }
 
     #[repr(C)]
+    pub struct Mw {
+        pub context: *mut Context,
+        pub pd: Obj,
+        pub rkey: u32,
+        pub handle: u32,
+        pub kind: u32,
+    }
+
+    /// What of a request says what a window is bound to.
+    #[repr(C)]
+    #[derive(Clone, Copy)]
+    pub struct Bind {
+        pub mw: *mut Mw,
+        pub rkey: u32,
+        pub mr: *mut Mr,
+        pub addr: u64,
+        pub length: u64,
+        pub access: u32,
+    }
+
+    #[repr(C)]
     #[derive(Clone, Copy, Debug, Default)]
     pub struct Sge {
         pub addr: u64,
@@ -80,7 +101,8 @@ mod raw {
         pub imm: [u8; 4],
         /// RDMA: address, key. Atomic: address, compare or addend, swap, key.
         pub wr: [u64; 4],
-        pub rest: [u64; 7],
+        pub qp_type: u64,
+        pub bind: Bind,
     }
 
     #[repr(C)]
@@ -187,6 +209,7 @@ mod raw {
 
     const _: () = assert!(size_of::<SendWr>() == 128 && size_of::<RecvWr>() == 32 && size_of::<Wc>() == 48);
     const _: () = assert!(size_of::<QpInitAttr>() == 64 && size_of::<QpAttr>() == 144 && size_of::<Mr>() == 48);
+    const _: () = assert!(size_of::<Mw>() == 32 && std::mem::offset_of!(SendWr, bind) == 80);
     const _: () = assert!(size_of::<AsyncEvent>() == 16 && std::mem::offset_of!(QpHead, qp_num) == 52);
 }
 
@@ -239,7 +262,11 @@ fn symbol(name: &str) -> *mut c_void {
     found
 }
 
-/// Position of `poll_cq` among the operations of a context.
+/// Position of `alloc_mw` among the operations of a context.
+const ALLOC_MW: usize = 7;
+/// Position of `dealloc_mw`.
+const DEALLOC_MW: usize = 9;
+/// Position of `poll_cq`.
 const POLL_CQ: usize = 11;
 /// Position of `req_notify_cq`.
 const REQ_NOTIFY_CQ: usize = 12;
@@ -255,6 +282,7 @@ pub mod access {
     pub const REMOTE_WRITE: u32 = 2;
     pub const REMOTE_READ: u32 = 4;
     pub const REMOTE_ATOMIC: u32 = 8;
+    pub const MW_BIND: u32 = 16;
     pub const ALL: u32 = 15;
 }
 
@@ -277,6 +305,7 @@ pub mod opcode {
     pub const READ: u32 = 4;
     pub const COMPARE_SWAP: u32 = 5;
     pub const FETCH_ADD: u32 = 6;
+    pub const BIND_MW: u32 = 8;
     pub const SEND_WITH_INV: u32 = 9;
 }
 
@@ -527,6 +556,70 @@ impl Drop for Region {
     }
 }
 
+/// A memory window of type 2 over all of a region.
+#[derive(Debug)]
+pub struct Window {
+    mw: *mut raw::Mw,
+    /// Its key once it is bound.
+    rkey: u32,
+    /// Ends after the window.
+    region: Region,
+}
+
+impl Window {
+    /// A window that nothing is bound to yet.
+    pub fn new(session: &Rc<Session>, region: Region) -> io::Result<Window> {
+        const TYPE_2: c_int = 2;
+        // SAFETY: the operation of this position has this signature; context and domain live.
+        let mw = made(unsafe {
+            let alloc: unsafe extern "C" fn(raw::Obj, c_int) -> *mut raw::Mw =
+                std::mem::transmute((*session.context).ops[ALLOC_MW]);
+            alloc(session.pd.0, TYPE_2)
+        })?;
+        // SAFETY: just made.
+        let first = unsafe { (*mw).rkey };
+        Ok(Window { mw, rkey: first & !0xFF | first.wrapping_add(1) & 0xFF, region })
+    }
+
+    /// The request that binds it, for peers to read and write.
+    pub fn bind(&self, wr_id: u64) -> Work {
+        Work { wr_id, opcode: opcode::BIND_MW, flags: send_flag::SIGNALED, bind: Some(self.binding()), ..Work::default() }
+    }
+
+    fn binding(&self) -> Binding {
+        // SAFETY: the region lives.
+        let (addr, length) = unsafe { ((*self.region.mr).addr as u64, (*self.region.mr).length as u64) };
+        let access = access::REMOTE_WRITE | access::REMOTE_READ;
+        Binding(raw::Bind { mw: self.mw, rkey: self.rkey, mr: self.region.mr, addr, length, access })
+    }
+
+    /// Remote key, once it is bound.
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: the operation of this position has this signature; the window lives until here.
+        let _ = unsafe {
+            let op = (*(*self.mw).context).ops[DEALLOC_MW];
+            let dealloc: unsafe extern "C" fn(*mut raw::Mw) -> c_int = std::mem::transmute(op);
+            dealloc(self.mw)
+        };
+    }
+}
+
+/// What a window is bound to.
+#[derive(Clone)]
+pub struct Binding(raw::Bind);
+
+impl std::fmt::Debug for Binding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Binding({:#x})", self.0.rkey)
+    }
+}
+
 /// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
@@ -657,6 +750,8 @@ pub struct Work {
     pub swap: u64,
     /// Local buffers.
     pub sges: Vec<Sge>,
+    /// See [`Window::bind`].
+    pub bind: Option<Binding>,
 }
 
 /// A reliable-connection queue pair.
@@ -795,9 +890,12 @@ fn send_wr(work: &Work) -> raw::SendWr {
         send_flags: work.flags,
         imm: work.imm,
         wr: if is_atomic { [work.remote_addr, work.compare_add, work.swap, key] } else { [work.remote_addr, key, 0, 0] },
-        rest: [0; 7],
+        qp_type: 0,
+        bind: work.bind.as_ref().map_or(NO_BINDING, |binding| binding.0),
     }
 }
+
+const NO_BINDING: raw::Bind = raw::Bind { mw: null_mut(), rkey: 0, mr: null_mut(), addr: 0, length: 0, access: 0 };
 
 fn link<T>(chain: &mut [T], set_next: impl Fn(&mut T, *mut T)) {
     for index in 1..chain.len() {

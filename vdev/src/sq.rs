@@ -4,9 +4,10 @@
 //! wrong here cannot come from the verbs library, so it ends the client. Keys and addresses are not looked at: a bad one is a
 //! completion with an error, which is the core's to give.
 
-use emtt::{MemId, Owner, Segment};
+use emtt::{Access, MemId, Owner, Segment};
 use rnic::{
-    AddressVector, AtomicOp, Destination, LocalBuffer, QpType, RecvRequest, SendFlags, SendOp, SendRequest, limits::MAX_SGE,
+    AddressVector, AtomicOp, BindWindow, Destination, LocalBuffer, QpType, RecvRequest, SendFlags, SendOp, SendRequest,
+    limits::MAX_SGE,
 };
 use roce::{Gid, Lkey, Qpn, Rkey};
 use vdev_abi::layout::{self, RecvEntry, STAGING_LKEY, Sge};
@@ -36,8 +37,8 @@ pub enum BadEntry {
     /// No such flag.
     #[error("a send entry has unknown flags {0:#x}")]
     Flags(u8),
-    /// A READ or an atomic has no data of its own to send.
-    #[error("a send entry with opcode {0} has inline data or a staging buffer, but its buffers are written")]
+    /// A READ or an atomic has no data of its own to send, nor has a request without a message.
+    #[error("a send entry with opcode {0} has inline data or a staging buffer, but sends none")]
     NotASource(u8),
     /// Outside the staging buffer, or there is none.
     #[error("a send entry names {len} bytes at {addr:#x} of a staging buffer of {size} bytes")]
@@ -52,6 +53,9 @@ pub enum BadEntry {
     /// More buffers than any request may have.
     #[error("an entry names {0} buffers")]
     Buffers(usize),
+    /// Rights that no window has.
+    #[error("a send entry binds a window with access flags {0:#x}")]
+    Access(u32),
 }
 
 /// The request in a send entry of a queue pair of this type. `sges` are the buffers that go with it, empty for inline data.
@@ -80,6 +84,8 @@ pub fn send_request<'a>(
             SendOp::Atomic { remote_addr, rkey, op }
         }
         6 => SendOp::Atomic { remote_addr, rkey, op: AtomicOp::FetchAdd { add: entry.compare_add } },
+        7 => SendOp::LocalInvalidate { key: Rkey(u32::from_ne_bytes(entry.imm)) },
+        8 => SendOp::BindWindow(binding(&entry.binding())?),
         9 => SendOp::Send { imm: None, invalidate: Some(Rkey(u32::from_ne_bytes(entry.imm))) },
         other => return Err(BadEntry::Opcode(other)),
     };
@@ -109,6 +115,16 @@ pub fn send_request<'a>(
         count = sges.len();
     }
     Ok(SendRequest { wr_id: entry.wr_id, op, flags, buffers: &buffers[..count] })
+}
+
+/// `IBV_ACCESS_ZERO_BASED` of `enum ibv_access_flags`.
+const IBV_ACCESS_ZERO_BASED: u32 = 1 << 5;
+
+fn binding(binding: &layout::WindowBinding) -> Result<BindWindow, BadEntry> {
+    let &layout::WindowBinding { window, rkey, lkey, access, addr, length } = binding;
+    let rights = Access::from_bits(access & !IBV_ACCESS_ZERO_BASED).ok_or(BadEntry::Access(access))?;
+    let zero_based = access & IBV_ACCESS_ZERO_BASED != 0;
+    Ok(BindWindow { window: Rkey(window), rkey: Rkey(rkey), lkey: Lkey(lkey), addr, len: length, access: rights, zero_based })
 }
 
 fn destination(to: &layout::Destination) -> Destination {
@@ -179,14 +195,29 @@ mod tests {
             (4, SendOp::Read { remote_addr, rkey }),
             (5, SendOp::Atomic { remote_addr, rkey, op: AtomicOp::CompareSwap { compare: 7, swap: 8 } }),
             (6, SendOp::Atomic { remote_addr, rkey, op: AtomicOp::FetchAdd { add: 7 } }),
+            (7, SendOp::LocalInvalidate { key: Rkey(0x0102_0304) }),
             (9, SendOp::Send { imm: None, invalidate: Some(Rkey(0x0102_0304)) }),
         ] {
             assert_eq!(decode(entry(opcode, 2), &[]).unwrap().0, op);
         }
-        for opcode in [7, 8, 10, 255] {
+        for opcode in [10, 11, 255] {
             assert_eq!(decode(entry(opcode, 0), &[]), Err(BadEntry::Opcode(opcode)));
         }
         assert_eq!(decode(entry(0, 0x10), &[]), Err(BadEntry::Flags(0x10)));
+    }
+
+    #[test]
+    fn windows_are_bound_with_rights_that_windows_have() {
+        let bound = |access| {
+            let mut entry = SendEntry { opcode: 8, ..Default::default() };
+            entry.set_binding(&layout::WindowBinding { window: 1, rkey: 2, lkey: 3, access, addr: 4, length: 5 });
+            decode(entry, &[]).map(|(op, _)| op)
+        };
+        let (window, rkey, lkey) = (Rkey(1), Rkey(2), Lkey(3));
+        let access = Access::REMOTE_READ;
+        let wanted = BindWindow { window, rkey, lkey, addr: 4, len: 5, access, zero_based: true };
+        assert_eq!(bound(0x24), Ok(SendOp::BindWindow(wanted)));
+        assert_eq!(bound(0x104), Err(BadEntry::Access(0x104)));
     }
 
     #[test]

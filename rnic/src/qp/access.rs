@@ -5,7 +5,7 @@ use super::Qp;
 use crate::limits::MAX_MSG;
 use crate::vendor_err;
 use crate::work::{LocalBuffer, PdId, Status};
-use emtt::{Access, Segment, Table};
+use emtt::{Access, Segment, Table, Via};
 use roce::Rkey;
 use roce::wire::NakCode;
 
@@ -95,20 +95,26 @@ pub(crate) struct Remote {
 }
 
 impl Qp {
+    /// How peers reach this side's memory.
+    #[inline]
+    pub fn via(&self) -> Via {
+        Via { pd: self.pd, qp: self.qpn.get() }
+    }
+
     /// Whether the connection lets the peer do what `right` stands for, and to so many bytes.
     #[inline]
     pub fn check_connection(&self, right: Access, len: u32) -> Result<(), Refusal> {
         if self.attr.access.contains(right) && u64::from(len) <= MAX_MSG { Ok(()) } else { Err(Refusal::INVALID) }
     }
 
-    /// Whether the region lets the peer do what `right` stands for to all of `remote`. Key and address of an empty range are not
+    /// Whether the region or window lets the peer do what `right` stands for to all of `remote`. Key and address of an empty range are not
     /// looked at (IBA 9.7.5.2.3: a zero-length request does not check the R_Key).
     #[inline]
     pub fn check_region(&self, table: &Table, right: Access, remote: Remote) -> Result<(), Refusal> {
         if remote.len == 0 {
             return Ok(());
         }
-        let found = table.translate(remote.rkey.0, self.pd, remote.addr, u64::from(remote.len), right);
+        let found = table.translate_remote(remote.rkey.0, self.via(), remote.addr, u64::from(remote.len), right);
         found.map(drop).map_err(|_| Refusal::ACCESS)
     }
 
@@ -118,7 +124,7 @@ impl Qp {
         if remote.len == 0 {
             return Ok(());
         }
-        let segments = table.translate(remote.rkey.0, self.pd, remote.addr, u64::from(remote.len), right);
+        let segments = table.translate_remote(remote.rkey.0, self.via(), remote.addr, u64::from(remote.len), right);
         segments.map_err(|_| Refusal::ACCESS)?.for_each(f);
         Ok(())
     }

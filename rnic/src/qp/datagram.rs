@@ -95,6 +95,7 @@ impl Rnic {
         let qp = qps.get_mut(qpn.get())?;
         let &SendOp::Datagram { to, .. } = &qp.sq.front().filter(|_| qp.state == QpState::Rts)?.op else { return None };
         let work = match qp.route(shared, &to.address, to.qpn) {
+            Path::Wire(_) if to.address.dgid.ip().is_multicast() => self.spread_datagrams(qpn, &to, dma),
             Path::Wire(flow) => qp.transmit_datagrams(shared, scratch, dma, buf, flow, &to).map(Work::Packets),
             Path::Local(peer) => self.copy_datagrams(qpn, peer, &to, dma),
             Path::Unset | Path::PerRequest => None,
@@ -107,38 +108,84 @@ impl Rnic {
         work
     }
 
+    /// Executes datagrams to a multicast group: each goes to every queue pair that has joined.
+    fn spread_datagrams(&mut self, qpn: Qpn, to: &Destination, dma: &mut impl Dma) -> Option<Work> {
+        let Rnic { qps, shared, scratch } = self;
+        let (mut messages, mut bytes) = (0, 0);
+        while messages < COPY_MESSAGES {
+            let Some((len, arrival)) = load_next(qps, shared, scratch, dma, qpn, to) else { break };
+            scratch.datagram.clear();
+            scratch.datagram.append(&mut scratch.values);
+            messages += 1;
+            bytes += u64::from(len);
+            let up = qps.get(qpn.get()).is_some_and(|qp| shared.port_is_up(qp.device));
+            for n in 0..if up { shared.groups.members(to.address.dgid).len() } else { 0 } {
+                let member = shared.groups.members(to.address.dgid)[n];
+                let Some(qp) = qps.get_mut(member.get()).filter(|qp| shared.port_is_up(qp.device)) else { continue };
+                if !qp.can_receive() {
+                    shared.drops.bad_state += 1;
+                    continue;
+                }
+                scratch.values.extend_from_slice(&scratch.datagram);
+                qp.take_datagram(shared, scratch, &arrival, 0);
+                qp.write_batch(shared, scratch, dma, &[]);
+                scratch.values.clear();
+            }
+        }
+        scratch.values.clear();
+        let qp = qps.get(qpn.get())?;
+        count_copied(shared, qp.device, messages, bytes)
+    }
+
     /// Executes datagrams to a queue pair of this core.
     fn copy_datagrams(&mut self, qpn: Qpn, peer: DeviceId, to: &Destination, dma: &mut impl Dma) -> Option<Work> {
         let Rnic { qps, shared, scratch } = self;
-        let (mut messages, mut bytes, mut device) = (0, 0, None);
+        let (mut messages, mut bytes) = (0, 0);
         while messages < COPY_MESSAGES {
-            let Some(qp) = qps.get_mut(qpn.get()) else { break };
-            device = Some(qp.device);
-            let Some(wqe) = qp.next_datagram(shared, to, qp.sq.head) else { break };
-            let SendOp::Datagram { imm, .. } = wqe.op else { break };
-            let Flow { src, dst, .. } = shared.flow(qp.device, &to.address, (qp.qpn, to.qpn));
-            let solicited = wqe.flags.contains(SendFlags::SOLICITED);
-            let arrival = Arrival { src, dst, qkey: qp.qkey_for(to), src_qpn: qp.number, imm, solicited };
             let at = scratch.values.len();
-            scratch.values.extend_from_slice(&arrival.grh(&to.address, wqe.length as usize));
-            if !qp.load_datagram(shared, scratch, dma, &wqe) {
-                break;
-            }
-            let ports_are_up = shared.port_is_up(qp.device) && shared.port_is_up(peer);
-            qp.complete_send(shared, Status::Success, vendor_err::NONE);
+            let Some((len, arrival)) = load_next(qps, shared, scratch, dma, qpn, to) else { break };
             messages += 1;
-            bytes += u64::from(wqe.length);
-            if ports_are_up {
+            bytes += u64::from(len);
+            if qps.get(qpn.get()).is_some_and(|qp| shared.port_is_up(qp.device)) && shared.port_is_up(peer) {
                 deliver(qps, shared, scratch, (peer, to.qpn), &arrival, at);
             }
         }
         write_delivered(qps, shared, scratch, (peer, to.qpn), dma);
-        shared.count(device?, |counters| {
-            counters.local_bytes += bytes;
-            counters.local_messages += u64::from(messages);
-        });
-        (messages > 0).then_some(Work::Copied { bytes, messages })
+        let qp = qps.get(qpn.get())?;
+        count_copied(shared, qp.device, messages, bytes)
     }
+}
+
+/// Local path: appends the oldest datagram, with its GRH, to `scratch.values`, and completes it. Its bytes, and what it says; `None` if
+/// there is none for `to`, or it failed.
+fn load_next(
+    qps: &mut IdTable<Box<Qp>>,
+    shared: &mut Shared,
+    scratch: &mut Scratch,
+    dma: &mut impl Dma,
+    qpn: Qpn,
+    to: &Destination,
+) -> Option<(u32, Arrival)> {
+    let qp = qps.get_mut(qpn.get())?;
+    let wqe = qp.next_datagram(shared, to, qp.sq.head)?;
+    let SendOp::Datagram { imm, .. } = wqe.op else { return None };
+    let Flow { src, dst, .. } = shared.flow(qp.device, &to.address, (qp.qpn, to.qpn));
+    let solicited = wqe.flags.contains(SendFlags::SOLICITED);
+    let arrival = Arrival { src, dst, qkey: qp.qkey_for(to), src_qpn: qp.number, imm, solicited };
+    scratch.values.extend_from_slice(&arrival.grh(&to.address, wqe.length as usize));
+    if !qp.load_datagram(shared, scratch, dma, &wqe) {
+        return None;
+    }
+    qp.complete_send(shared, Status::Success, vendor_err::NONE);
+    Some((wqe.length, arrival))
+}
+
+fn count_copied(shared: &mut Shared, device: DeviceId, messages: u32, bytes: u64) -> Option<Work> {
+    shared.count(device, |counters| {
+        counters.local_bytes += bytes;
+        counters.local_messages += u64::from(messages);
+    });
+    (messages > 0).then_some(Work::Copied { bytes, messages })
 }
 
 impl Qp {

@@ -106,6 +106,19 @@ impl Rnic {
         }
         let index = qp.sq.head;
         let wqe = *qp.sq.get(index);
+        if wqe.op.is_local() {
+            qp.req.cursor.begun = index.wrapping_add(1);
+            return match qp.do_own(shared, &wqe.op) {
+                Ok(()) => {
+                    qp.finish_local(shared, &wqe);
+                    Step::Message(0)
+                }
+                Err((status, cause)) => {
+                    qp.fail_send(shared, status, cause);
+                    Step::Stop
+                }
+            };
+        }
         let moved = qp.req.moved;
         let len = (wqe.length - moved).min(room);
         if let Err((status, cause)) = qp.source(shared, scratch, &wqe, len) {
@@ -300,6 +313,7 @@ impl Qp {
                 written.map_err(|_| Fault::Ours)?;
             }
             SendOp::Datagram { .. } => unreachable!("posted to queue pairs of type UD only"),
+            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } => unreachable!("done by the requester alone"),
         }
         if is_last {
             self.resp.expected_psn = self.resp.expected_psn.plus(wqe.packets);

@@ -1,7 +1,7 @@
 //! A queue pair: its queues, its connection, and what happens to both when its state changes.
 //!
 //! On the wire, [`requester`] sends requests and [`response`] takes their answers; [`request`] takes a peer's requests and
-//! [`reply`] answers them. [`local`] does all of that at once for two queue pairs of one host. [`responder`] is what a message
+//! [`reply`] answers them. [`local`] does all of that at once for two queue pairs of one host, and [`own`] what concerns this side alone. [`responder`] is what a message
 //! does to this side, and [`access`] the checks before it, on both paths. [`datagram`] is the unreliable datagram service, both ways
 //! and on both paths, and [`unreliable`] what is different for unreliable connections.
 
@@ -9,6 +9,7 @@ pub(crate) mod access;
 pub(crate) mod burst;
 pub(crate) mod datagram;
 pub(crate) mod local;
+pub(crate) mod own;
 pub(crate) mod queue;
 pub(crate) mod reply;
 pub(crate) mod request;
@@ -201,6 +202,8 @@ impl Qp {
             SendOp::Read { .. } => Opcode::Read,
             SendOp::Atomic { op: crate::AtomicOp::CompareSwap { .. }, .. } => Opcode::CompareSwap,
             SendOp::Atomic { op: crate::AtomicOp::FetchAdd { .. }, .. } => Opcode::FetchAdd,
+            SendOp::BindWindow(_) => Opcode::BindWindow,
+            SendOp::LocalInvalidate { .. } => Opcode::LocalInvalidate,
         };
         let (wr_id, byte_len) = (wqe.wr_id, if failed { 0 } else { wqe.length });
         let completion = Completion {
@@ -275,7 +278,9 @@ impl Qp {
             match status {
                 Status::RetryExceededError => device.counters.retry_exceeded_err += 1,
                 Status::RnrRetryExceededError => device.counters.retry_rnr_exceeded_err += 1,
-                Status::LocalProtectionError | Status::LocalQpOperationError => device.counters.send_err += 1,
+                Status::LocalProtectionError | Status::LocalQpOperationError | Status::MwBindError => {
+                    device.counters.send_err += 1
+                }
                 _ => {}
             }
         }

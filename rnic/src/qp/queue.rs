@@ -112,6 +112,18 @@ impl<T: Copy> Ring<T> {
         }
     }
 
+    /// A ring of another capacity with the same requests under the same counts. They fit.
+    pub fn resized(&self, capacity: u32) -> Self {
+        assert!(self.len() <= capacity, "{} requests for a ring of {capacity}", self.len());
+        let mut other = Ring::new(capacity, self.max_sge, self.entries[0].0);
+        (other.head, other.tail) = (self.head, self.tail);
+        for n in 0..self.len() {
+            let index = self.head.wrapping_add(n);
+            other.put(index, *self.get(index), self.buffers(index));
+        }
+        other
+    }
+
     #[inline]
     fn slot(&self, index: u32) -> usize {
         index as usize & (self.entries.len() - 1)

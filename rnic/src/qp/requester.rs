@@ -175,6 +175,10 @@ impl Qp {
         if self.wait == Wait::Rnr || !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return None;
         }
+        self.do_own_requests(shared);
+        if self.state == QpState::Err {
+            return None;
+        }
         let before = (self.req.cursor, self.req.fetches);
         let mut burst = Burst::new(buf, &mut scratch.pieces);
         self.fill(shared, &mut burst, u32::MAX);
@@ -237,6 +241,10 @@ impl Qp {
         if index == self.sq.tail || self.req.fault.is_some_and(|(at, ..)| at == index) {
             return None;
         }
+        if self.sq.get(index).op.is_local() {
+            // Its turn comes when what stands before it is sent.
+            return None;
+        }
         let (in_flight, window) = (self.req.in_flight(), self.req.window.packets());
         if in_flight >= window {
             return None;
@@ -270,6 +278,7 @@ impl Qp {
                 }
             }
             SendOp::Datagram { .. } => unreachable!("posted to queue pairs of type UD only"),
+            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } => unreachable!("done, not sent"),
         };
         let offset = packet * mtu;
         let payload = if wqe.is_fetch() { 0 } else { (wqe.length - offset).min(mtu) };
@@ -348,6 +357,7 @@ impl Qp {
                 headers.atomic = Some(AtomicEth { va: remote_addr, rkey, swap_add, compare });
             }
             SendOp::Datagram { .. } => unreachable!("posted to queue pairs of type UD only"),
+            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } => unreachable!("done, not sent"),
         }
         headers
     }
@@ -373,6 +383,7 @@ impl Qp {
         while index != self.req.cursor.begun {
             let wqe = self.sq.get(index);
             let offset = psn.distance_from(wqe.first_psn).max(0) as u32;
+            // What is done rather than sent has no packets.
             if offset < wqe.packets {
                 packet = offset;
                 break;
@@ -385,7 +396,7 @@ impl Qp {
     }
 
     /// The request at the cursor cannot be sent. It fails once all before it have completed.
-    fn set_fault(&mut self, shared: &mut Shared, status: Status, cause: u32) {
+    pub fn set_fault(&mut self, shared: &mut Shared, status: Status, cause: u32) {
         self.req.fault = Some((self.req.cursor.index, status, cause));
         self.check_fault(shared);
     }

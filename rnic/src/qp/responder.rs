@@ -196,7 +196,7 @@ impl Qp {
         let (imm, flags) = match (ending.imm, ending.invalidate) {
             (Some(imm), _) => (imm, CompletionFlags::WITH_IMM),
             (None, Some(key)) => {
-                if !shared.invalidate(self.pd, key) {
+                if !shared.invalidate(self.via(), key) {
                     let receive = Some((Status::LocalProtectionError, vendor_err::INVALIDATE));
                     return Err(Refusal::Nak { code: NakCode::RemoteAccessError, receive });
                 }

@@ -51,6 +51,7 @@ impl Qp {
     /// Completes everything before `end`; stops at a READ or atomic whose response is missing, and goes back for it. Returns
     /// whether it got there in full.
     fn acknowledge_all(&mut self, shared: &mut Shared, end: Psn) -> bool {
+        self.complete_own_requests(shared);
         while end.distance_from(self.req.unacked) > 0 {
             debug_assert!(self.req.has_begun(&self.sq), "what is not acknowledged belongs to a begun request");
             let wqe = self.sq.get(self.sq.head);
@@ -66,6 +67,7 @@ impl Qp {
             }
             self.progress_to(next);
             self.complete_send(shared, Status::Success, vendor_err::NONE);
+            self.complete_own_requests(shared);
         }
         true
     }
@@ -176,6 +178,7 @@ impl Qp {
         self.progress_to(self.req.unacked.plus(1));
         if packet + 1 == wqe.packets {
             self.complete_send(shared, Status::Success, vendor_err::NONE);
+            self.complete_own_requests(shared);
         }
     }
 
@@ -195,6 +198,7 @@ impl Qp {
         }
         self.progress_to(self.req.unacked.plus(1));
         self.complete_send(shared, Status::Success, vendor_err::NONE);
+        self.complete_own_requests(shared);
     }
 
     /// Payload of responses that were taken could not be written: the first READ or atomic that says so fails.

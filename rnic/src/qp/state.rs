@@ -116,10 +116,7 @@ fn check_values(mask: Mask, new: &QpAttr, device: &Device) -> Result<(), Control
         return refuse("port must be 1");
     }
     if given(Mask::AV) {
-        check_address(&new.address, device)?;
-        if new.address.dgid.ip().is_multicast() {
-            return refuse("dgid is not a unicast address");
-        }
+        check_peer(&new.address, device)?;
     }
     if given(Mask::PATH_MTU) && device.port.is_some_and(|active| new.path_mtu > active) {
         return refuse("path_mtu is larger than the port's active MTU");
@@ -145,7 +142,13 @@ fn check_values(mask: Mask, new: &QpAttr, device: &Device) -> Result<(), Control
     Ok(())
 }
 
-/// Whether packets can be sent along this address.
+/// Whether packets can be sent to one peer along this address.
+pub(crate) fn check_peer(address: &AddressVector, device: &Device) -> Result<(), ControlError> {
+    check_address(address, device)?;
+    if address.dgid.ip().is_multicast() { Err(ControlError::Invalid("dgid is not a unicast address")) } else { Ok(()) }
+}
+
+/// Whether datagrams can be sent to a peer or a group along this address.
 pub(crate) fn check_address(address: &AddressVector, device: &Device) -> Result<(), ControlError> {
     let refuse = |reason| Err(ControlError::Invalid(reason));
     if address.port != 1 {
@@ -158,7 +161,8 @@ pub(crate) fn check_address(address: &AddressVector, device: &Device) -> Result<
     if dst.is_unspecified() || dst == IpAddr::from([255; 4]) {
         return refuse("dgid is not a unicast address");
     }
-    if src.is_ipv4() != dst.is_ipv4() {
+    // Groups are names, whatever their form.
+    if src.is_ipv4() != dst.is_ipv4() && !dst.is_multicast() {
         return refuse("dgid and the GID at sgid_index are of different address families");
     }
     if address.flow_label >= 1 << 20 {

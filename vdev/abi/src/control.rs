@@ -8,7 +8,7 @@ use crate::cm::{CmReply, CmRequest};
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; the two sides must agree exactly.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 /// Longest control message in bytes, either way. A longer one ends the connection.
 pub const MAX_MESSAGE: usize = 16 * 1024;
 /// Most descriptors in one message.
@@ -58,10 +58,22 @@ pub enum Request {
     /// is if this fails. Descriptors and fields: as for [`Self::RegMr`]. Answer: [`Reply::Region`].
     #[allow(missing_docs)]
     ReregMr { mr: Handle, pd: Handle, addr: u64, length: u64, iova: u64, access: u32, shared: Vec<SharedRange> },
-    /// Ends a registration. Answer: [`Reply::Done`].
+    /// Ends a registration that no window is bound to. Answer: [`Reply::Done`].
     DeregMr {
         /// The region.
         mr: Handle,
+    },
+    /// New memory window, bound to nothing. Answer: [`Reply::Window`].
+    AllocMw {
+        /// The domain.
+        pd: Handle,
+        /// `enum ibv_mw_type`.
+        kind: u32,
+    },
+    /// Ends a memory window. Answer: [`Reply::Done`].
+    DeallocMw {
+        /// The window.
+        mw: Handle,
     },
     /// New completion channel. Answer: [`Reply::Channel`].
     CreateChannel,
@@ -112,6 +124,14 @@ pub enum Request {
         /// The number, at most the size of the queue.
         limit: u32,
     },
+    /// Gives a shared receive queue a ring of another size; what is posted stays. Answer: [`Reply::Srq`]; until it comes the client
+    /// leaves the old ring alone.
+    ResizeSrq {
+        /// The queue.
+        srq: Handle,
+        /// Receives wanted.
+        max_wr: u32,
+    },
     /// Asks for the limit: 0 once its event was sent. Answer: [`Reply::SrqLimit`].
     QuerySrq {
         /// The queue.
@@ -160,6 +180,20 @@ pub enum Request {
         /// The queue pair.
         qp: Handle,
     },
+    /// Lets a datagram queue pair join a multicast group. Answer: [`Reply::Done`].
+    AttachMcast {
+        /// The queue pair.
+        qp: Handle,
+        /// The group.
+        gid: [u8; 16],
+    },
+    /// Lets a queue pair leave a multicast group. Answer: [`Reply::Done`].
+    DetachMcast {
+        /// The queue pair.
+        qp: Handle,
+        /// The group.
+        gid: [u8; 16],
+    },
     /// Makes the connection's staging buffer, which is [`crate::layout::STAGING_BYTES`] long; once per connection.
     /// Answer: [`Reply::Staging`].
     CreateStaging,
@@ -189,6 +223,13 @@ pub enum Reply {
         rkey: u32,
         /// Whether the daemon has mapped all of the memory; if not, it copies through the kernel and staging pays.
         mapped: bool,
+    },
+    /// A memory window.
+    Window {
+        /// For [`Request::DeallocMw`].
+        mw: Handle,
+        /// Its first key. The upper 24 bits stay; binding sets the others.
+        rkey: u32,
     },
     /// A channel. Descriptors: the read end of its event pipe, each event being the CQ's cookie (8 bytes, native order).
     Channel(Handle),
@@ -274,8 +315,14 @@ pub struct DeviceInfo {
     pub max_cqe: u32,
     /// Regions per connection.
     pub max_mr: u32,
+    /// Memory windows per connection.
+    pub max_mw: u32,
     /// Protection domains per connection.
     pub max_pd: u32,
+    /// Multicast groups, of all devices together.
+    pub max_mcast_grp: u32,
+    /// Queue pairs per multicast group.
+    pub max_mcast_qp_attach: u32,
     /// Shared receive queues per connection.
     pub max_srq: u32,
     /// Receives per shared receive queue.

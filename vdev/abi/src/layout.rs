@@ -111,7 +111,7 @@ pub struct SendEntry {
     /// The poster's value.
     pub wr_id: u64,
     /// `enum ibv_wr_opcode`: 0 WRITE, 1 WRITE with immediate, 2 SEND, 3 SEND with immediate, 4 READ, 5 compare-and-swap,
-    /// 6 fetch-and-add, 9 SEND with invalidate.
+    /// 6 fetch-and-add, 7 local invalidate, 8 bind window, 9 SEND with invalidate.
     pub opcode: u8,
     /// `enum ibv_send_flags`: 1 fence, 2 signaled, 4 solicited, 8 inline.
     pub flags: u8,
@@ -129,8 +129,26 @@ pub struct SendEntry {
     pub compare_add: u64,
     /// Swap value.
     pub swap: u64,
-    /// Datagrams: the peer's port. The rest of their [`Destination`] lies in fields that they do not use otherwise.
+    /// Datagrams: the peer's port. The rest of their [`Destination`], as all of a [`WindowBinding`], lies in fields that such requests
+    /// do not use otherwise.
     pub dgid: [u8; 16],
+}
+
+/// What a window is to be bound to: `struct ibv_mw_bind_info`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WindowBinding {
+    /// A key of the window.
+    pub window: u32,
+    /// Its key from now on.
+    pub rkey: u32,
+    /// The region.
+    pub lkey: u32,
+    /// `enum ibv_access_flags`: remote ones, and zero-based.
+    pub access: u32,
+    /// First byte, in the region's address space.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u64,
 }
 
 /// Where a datagram goes.
@@ -162,6 +180,27 @@ impl SendEntry {
         self.remote_addr = u64::from(to.qkey) << 32 | u64::from(to.flow_label);
         let bytes = [to.sgid_index, to.hop_limit, to.traffic_class, to.service_level];
         self.compare_add = u32::from_le_bytes(bytes).into();
+    }
+
+    /// Says what the window is to be bound to.
+    pub fn set_binding(&mut self, binding: &WindowBinding) {
+        self.imm = binding.window.to_ne_bytes();
+        self.rkey = binding.rkey;
+        self.remote_addr = binding.addr;
+        self.compare_add = binding.length;
+        self.swap = u64::from(binding.access) << 32 | u64::from(binding.lkey);
+    }
+
+    /// What the window is to be bound to.
+    pub fn binding(&self) -> WindowBinding {
+        WindowBinding {
+            window: u32::from_ne_bytes(self.imm),
+            rkey: self.rkey,
+            lkey: self.swap as u32,
+            access: (self.swap >> 32) as u32,
+            addr: self.remote_addr,
+            length: self.compare_add,
+        }
     }
 
     /// Where the datagram goes.
@@ -272,6 +311,14 @@ mod tests {
         let mut entry = SendEntry { wr_id: 5, imm: [1; 4], inline_len: 9, ..SendEntry::default() };
         entry.set_destination(&to);
         assert_eq!((entry.destination(), entry.wr_id, entry.imm, entry.inline_len), (to, 5, [1; 4], 9));
+    }
+
+    #[test]
+    fn bindings_come_back() {
+        let binding = WindowBinding { window: 1, rkey: 2, lkey: 3, access: 4, addr: u64::MAX, length: 6 };
+        let mut entry = SendEntry { wr_id: 5, inline_len: 9, ..SendEntry::default() };
+        entry.set_binding(&binding);
+        assert_eq!((entry.binding(), entry.wr_id, entry.inline_len), (binding, 5, 9));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use emtt::Access;
 use nix::fcntl::OFlag;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use rnic::{QpType, SrqAttr, limits as core_limits};
+use rnic::{QpType, SrqAttr, WindowKind, limits as core_limits};
 use roce::{Gid, Mtu};
 use tokio::sync::mpsc;
 use vdev_abi::cm::{CmReply, CmRequest};
@@ -103,6 +103,8 @@ impl<'a> Caller<'a> {
                 self.reg_mr(client, &process, Some(mr), MrRequest { pd, addr, length, iova, access, shared }, fds).await
             }
             Request::DeregMr { mr } => self.done(move |d| d.dereg_mr(client, mr)).await,
+            Request::AllocMw { pd, kind } => self.alloc_mw(client, pd, kind).await,
+            Request::DeallocMw { mw } => self.done(move |d| d.dealloc_mw(client, mw)).await,
             Request::CreateChannel => self.create_channel(client).await,
             Request::DestroyChannel { channel } => self.done(move |d| d.destroy_channel(client, channel)).await,
             Request::CreateCq { depth, channel, cookie } => self.create_cq(client, depth, channel, cookie).await,
@@ -112,8 +114,9 @@ impl<'a> Caller<'a> {
                 self.create_srq(client, pd, SrqAttr { max_wr, max_sge, limit }, cookie).await
             }
             Request::SetSrqLimit { srq, limit } => self.done(move |d| d.set_srq_limit(client, srq, limit)).await,
+            Request::ResizeSrq { srq, max_wr } => self.resize_srq(client, srq, max_wr).await,
             Request::QuerySrq { srq } => {
-                self.on_datapath(move |d| d.query_srq(client, srq)).await.map(|limit| (Reply::SrqLimit(limit), Vec::new()))
+                self.on_datapath(move |d| d.query_srq(client, srq)).await.map(|attr| (Reply::SrqLimit(attr.limit), Vec::new()))
             }
             Request::DestroySrq { srq } => self.done(move |d| d.destroy_srq(client, srq)).await,
             Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, caps, all_signaled, cookie } => {
@@ -135,6 +138,8 @@ impl<'a> Caller<'a> {
                 self.on_datapath(move |d| d.query_qp(client, qp)).await.map(|attr| (Reply::QpAttr(attr), Vec::new()))
             }
             Request::DestroyQp { qp } => self.done(move |d| d.destroy_qp(client, qp)).await,
+            Request::AttachMcast { qp, gid } => self.done(move |d| d.attach_multicast(client, qp, Gid(gid))).await,
+            Request::DetachMcast { qp, gid } => self.done(move |d| d.detach_multicast(client, qp, Gid(gid))).await,
             Request::CreateStaging => self.create_staging(client).await,
             Request::Cm(CmRequest::CreateChannel) => self.create_event_channel(client).await,
             Request::Cm(request) => {
@@ -232,7 +237,10 @@ impl<'a> Caller<'a> {
             max_cq: limits::CQS as u32,
             max_cqe: limits::CQE,
             max_mr: limits::REGIONS as u32,
+            max_mw: limits::WINDOWS as u32,
             max_pd: limits::PDS as u32,
+            max_mcast_grp: core_limits::MAX_GROUPS as u32,
+            max_mcast_qp_attach: core_limits::MAX_GROUP_QPS as u32,
             max_srq: limits::SRQS as u32,
             max_srq_wr: core_limits::MAX_SRQ_WR,
             max_qp_rd_atomic: core_limits::MAX_RD_ATOMIC.into(),
@@ -282,6 +290,16 @@ impl<'a> Caller<'a> {
         Ok((Reply::Region { mr: region.handle, lkey: region.lkey, rkey: region.rkey, mapped }, Vec::new()))
     }
 
+    async fn alloc_mw(&self, client: ClientId, pd: Handle, kind: u32) -> Answer {
+        let kind = match kind {
+            1 => WindowKind::One,
+            2 => WindowKind::Two,
+            other => return Err(refuse(libc::EINVAL, format!("memory windows are of type 1 or 2, not {other}"))),
+        };
+        let (mw, rkey) = self.on_datapath(move |d| d.alloc_mw(client, pd, kind)).await?;
+        Ok((Reply::Window { mw, rkey }, Vec::new()))
+    }
+
     async fn create_channel(&self, client: ClientId) -> Answer {
         let (theirs, ours) = pipe().map_err(system("a completion channel"))?;
         let channel = self.on_datapath(move |d| d.create_channel(client, ours)).await?;
@@ -308,19 +326,19 @@ impl<'a> Caller<'a> {
     }
 
     async fn create_srq(&self, client: ClientId, pd: Handle, wanted: SrqAttr, cookie: u64) -> Answer {
-        let SrqAttr { max_wr, max_sge, .. } = wanted;
-        if max_wr == 0 || max_wr > core_limits::MAX_SRQ_WR || max_sge > core_limits::MAX_SGE {
-            let (wr, sge) = (core_limits::MAX_SRQ_WR, core_limits::MAX_SGE);
-            let message = format!("a shared receive queue has 1 to {wr} receives of {sge} buffers, not {max_wr} of {max_sge}");
-            return Err(refuse(libc::EINVAL, message));
-        }
-        let (layout, caps) =
-            QpLayout::shared(max_wr, max_sge).ok_or_else(|| refuse(libc::EINVAL, "no such shared receive queue"))?;
-        let (fd, memory) = Mapping::create(c"vrdma-srq", layout.bytes).map_err(system("a receive ring"))?;
+        let (layout, fd, memory, recv) = receive_ring(wanted.max_wr, wanted.max_sge)?;
         let attr = SrqAttr { max_wr: layout.rq_depth, ..wanted };
-        let recv = RecvConsumer::new(&layout, &caps);
         let srq = self.on_datapath(move |d| d.create_srq(client, pd, attr, memory, recv, cookie)).await?;
         Ok((Reply::Srq { srq, max_wr: layout.rq_depth }, vec![fd]))
+    }
+
+    async fn resize_srq(&self, client: ClientId, srq: Handle, max_wr: u32) -> Answer {
+        let max_sge = self.on_datapath(move |d| d.query_srq(client, srq)).await?.max_sge;
+        let (layout, fd, memory, recv) = receive_ring(max_wr, max_sge)?;
+        let max_wr = layout.rq_depth;
+        // The old ring comes back, to be unmapped here.
+        self.on_datapath(move |d| d.resize_srq(client, srq, memory, recv, max_wr)).await?;
+        Ok((Reply::Srq { srq, max_wr }, vec![fd]))
     }
 
     async fn create_qp(&self, client: ClientId, request: QpRequest) -> Answer {
@@ -361,6 +379,20 @@ fn completion_ring(depth: u32) -> Result<(CqLayout, OwnedFd, Mapping), Refusal> 
     let layout = CqLayout::new(depth).ok_or_else(|| refuse(libc::EINVAL, "no such completion queue"))?;
     let (fd, ring) = Mapping::create(c"vrdma-cq", layout.bytes).map_err(system("a completion ring"))?;
     Ok((layout, fd, ring))
+}
+
+/// Memory for a shared receive queue with at least this many receives, and our end of it.
+fn receive_ring(max_wr: u32, max_sge: u32) -> Result<(QpLayout, OwnedFd, Mapping, RecvConsumer), Refusal> {
+    if max_wr == 0 || max_wr > core_limits::MAX_SRQ_WR || max_sge > core_limits::MAX_SGE {
+        let (wr, sge) = (core_limits::MAX_SRQ_WR, core_limits::MAX_SGE);
+        let message = format!("a shared receive queue has 1 to {wr} receives of {sge} buffers, not {max_wr} of {max_sge}");
+        return Err(refuse(libc::EINVAL, message));
+    }
+    let (layout, caps) =
+        QpLayout::shared(max_wr, max_sge).ok_or_else(|| refuse(libc::EINVAL, "no such shared receive queue"))?;
+    let (fd, memory) = Mapping::create(c"vrdma-srq", layout.bytes).map_err(system("a receive ring"))?;
+    let recv = RecvConsumer::new(&layout, &caps);
+    Ok((layout, fd, memory, recv))
 }
 
 /// Sizes granted for sizes wanted, and the layout for them. Checked before any memory is made.

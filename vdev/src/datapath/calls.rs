@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use emtt::{Access, MemId, Owner, Segment};
-use rnic::{ControlError, MrInit, QpInit, QpState, QpType, Rnic};
+use rnic::{ControlError, MrInit, QpInit, QpState, QpType, Rnic, WindowKind};
+use roce::Gid;
 use vdev_abi::completion::CqProducer;
 use vdev_abi::control::{Handle, QpAttr, QpCaps, Refusal};
 use vdev_abi::layout::{CqLayout, QpLayout};
@@ -192,12 +193,30 @@ impl Datapath {
 
     /// Ends a registration. When this returns, nothing reads or writes the memory any more.
     pub fn dereg_mr(&mut self, id: ClientId, handle: Handle) -> Answer<impl Send + use<>> {
-        let client = self.client(id).ok_or_else(gone)?;
-        let region = client.regions.remove(handle).ok_or_else(|| unknown("memory region", handle))?;
-        // A peer may have invalidated the key, so that the core no longer knows it; the region ends all the same.
-        let _ = self.rnic.dereg_mr(region.lkey);
+        let (rnic, client) = self.with_client(id)?;
+        let lkey = client.regions.get(handle).ok_or_else(|| unknown("memory region", handle))?.lkey;
+        rnic.dereg_mr(lkey).map_err(|error| refused(&error))?;
+        let region = client.regions.remove(handle).expect("found above");
         self.forget(&region.mappings);
         Ok(region.mappings)
+    }
+
+    /// New memory window: its handle and its key.
+    pub fn alloc_mw(&mut self, id: ClientId, pd: Handle, kind: WindowKind) -> Answer<(Handle, u32)> {
+        let (rnic, client) = self.with_client(id)?;
+        let &pd = client.pds.get(pd).ok_or_else(|| unknown("protection domain", pd))?;
+        if !client.windows.has_room() {
+            return Err(full("memory windows", limits::WINDOWS));
+        }
+        let key = rnic.alloc_mw(pd, kind).map_err(|error| refused(&error))?;
+        Ok((client.windows.insert((pd, key)).expect("room was checked"), key.0))
+    }
+
+    /// Ends a memory window. When this returns, nobody reaches anything by it.
+    pub fn dealloc_mw(&mut self, id: ClientId, handle: Handle) -> Answer<()> {
+        let (rnic, client) = self.with_client(id)?;
+        let (pd, key) = client.windows.remove(handle).ok_or_else(|| unknown("memory window", handle))?;
+        rnic.dealloc_mw(pd, key).map_err(|error| refused(&error))
     }
 
     /// New completion channel with this write end.
@@ -386,6 +405,20 @@ impl Datapath {
         }
         self.memories.remove(qp.unkeyed.ring);
         Ok(qp.memory)
+    }
+
+    /// Lets a queue pair join a multicast group.
+    pub fn attach_multicast(&mut self, id: ClientId, handle: Handle, group: Gid) -> Answer<()> {
+        let (rnic, client) = self.with_client(id)?;
+        let qp = client.qps.get(handle).ok_or_else(|| unknown("queue pair", handle))?;
+        rnic.attach_multicast(qp.qpn, group).map_err(|error| refused(&error))
+    }
+
+    /// Lets a queue pair leave a multicast group.
+    pub fn detach_multicast(&mut self, id: ClientId, handle: Handle, group: Gid) -> Answer<()> {
+        let (rnic, client) = self.with_client(id)?;
+        let qp = client.qps.get(handle).ok_or_else(|| unknown("queue pair", handle))?;
+        rnic.detach_multicast(qp.qpn, group).map_err(|error| refused(&error))
     }
 
     /// Gives the connection its staging buffer.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use emtt::MemId;
 use nix::sys::eventfd::EventFd;
 use rnic::{CqId, DeviceId, PdId, QpType, SrqId};
-use roce::{Instant, Lkey, Qpn};
+use roce::{Instant, Lkey, Qpn, Rkey};
 use tokio::sync::mpsc;
 use vdev_abi::completion::CqProducer;
 use vdev_abi::control::Handle;
@@ -135,6 +135,8 @@ pub struct Client {
     pub(super) staging: Option<(Arc<Mapping>, MemId)>,
     pub(super) pds: Handles<PdId>,
     pub(super) regions: Handles<Region>,
+    /// Windows, each with the domain and the key that it was made with.
+    pub(super) windows: Handles<(PdId, Rkey)>,
     pub(super) channels: Handles<Channel>,
     pub(super) cqs: Handles<CompletionQueue>,
     pub(super) srqs: Handles<SharedReceiveQueue>,
@@ -206,6 +208,7 @@ impl Datapath {
             staging: None,
             pds: Handles::new(limits::PDS),
             regions: Handles::new(limits::REGIONS),
+            windows: Handles::new(limits::WINDOWS),
             channels: Handles::new(limits::CHANNELS),
             cqs: Handles::new(limits::CQS),
             srqs: Handles::new(limits::SRQS),
@@ -275,9 +278,15 @@ impl Datapath {
                 tracing::error!(%error, "a completion queue outlived its client");
             }
         }
+        for (_, &(pd, key)) in client.windows.iter() {
+            if let Err(error) = self.rnic.dealloc_mw(pd, key) {
+                tracing::error!(%error, "a memory window was unknown to the core");
+            }
+        }
         for (_, region) in client.regions.iter() {
-            // A peer may have invalidated the key.
-            let _ = self.rnic.dereg_mr(region.lkey);
+            if let Err(error) = self.rnic.dereg_mr(region.lkey) {
+                tracing::error!(%error, "a region was unknown to the core");
+            }
             for &(mapping, _) in &region.mappings {
                 self.memories.remove(mapping);
             }

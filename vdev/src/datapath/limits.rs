@@ -4,6 +4,8 @@
 pub const PDS: usize = 1024;
 /// Regions.
 pub const REGIONS: usize = 1 << 17;
+/// Memory windows.
+pub const WINDOWS: usize = 1 << 14;
 /// Completion channels; each costs the daemon a descriptor.
 pub const CHANNELS: usize = 256;
 /// Completion queues.

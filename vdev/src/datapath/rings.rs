@@ -8,7 +8,7 @@
 //!
 //! Owns: reading of rings and what a bad entry means (the end of that client). Never writes to a ring.
 
-use rnic::{PostError, RecvRequest, SendOp, SrqId, limits::MAX_SGE};
+use rnic::{Destination, PostError, RecvRequest, SendOp, SrqId, limits::MAX_SGE};
 use roce::Qpn;
 use vdev_abi::layout::Sge;
 use vdev_abi::mapping::Mapping;
@@ -25,7 +25,9 @@ pub(super) struct Scratch {
     sges: [Sge; MAX_SGE as usize],
     buffers: Buffers,
     /// Whom the datagrams that were just posted go to.
-    receivers: Vec<Qpn>,
+    pub(super) receivers: Vec<Qpn>,
+    /// Where the last of them goes.
+    last_destination: Option<Destination>,
 }
 
 impl Scratch {
@@ -34,6 +36,7 @@ impl Scratch {
             sges: [Sge { addr: 0, length: 0, lkey: 0 }; MAX_SGE as usize],
             buffers: [NO_BUFFER; MAX_SGE as usize],
             receivers: Vec::new(),
+            last_destination: None,
         }
     }
 }
@@ -123,10 +126,9 @@ impl Datapath {
                 .map_err(|bad| bad.to_string())
                 .and_then(|request| {
                     if let SendOp::Datagram { to, .. } = request.op
-                        && let Some(receiver) = self.rnic.local_receiver(qp.qpn, &to)
-                        && scratch.receivers.last() != Some(&receiver)
+                        && scratch.last_destination.replace(to) != Some(to)
                     {
-                        scratch.receivers.push(receiver);
+                        scratch.receivers.extend(self.rnic.local_receivers(qp.qpn, &to));
                     }
                     accepted(self.rnic.post_send(self.now, qp.qpn, &request))
                 });
@@ -137,10 +139,17 @@ impl Datapath {
         }
         let more = pending > budget;
         qp.queued = more;
+        self.drain_receivers();
+        more
+    }
+
+    /// Empties the receive rings of those whom datagrams that were just posted go to: a receive that was posted before a datagram is to
+    /// be there when it is delivered.
+    pub(super) fn drain_receivers(&mut self) {
+        self.scratch.last_destination = None;
         while let Some(receiver) = self.scratch.receivers.pop() {
             self.drain_receives_of(receiver);
         }
-        more
     }
 
     /// Empties the receive ring of a queue pair of this daemon, if there is one with this number.

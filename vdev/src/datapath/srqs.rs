@@ -7,7 +7,7 @@ use vdev_abi::mapping::Mapping;
 use vdev_abi::queue::RecvConsumer;
 
 use super::calls::{Answer, charge, full, refused, unknown};
-use super::clients::{ClientId, SharedReceiveQueue};
+use super::clients::{Client, ClientId, SharedReceiveQueue};
 use super::{Datapath, limits};
 
 impl Datapath {
@@ -42,17 +42,41 @@ impl Datapath {
         Ok(handle)
     }
 
+    /// Moves a shared receive queue to this memory, and gives the old one back. What the old ring holds is posted before.
+    pub fn resize_srq(
+        &mut self,
+        id: ClientId,
+        handle: Handle,
+        memory: Mapping,
+        recv: RecvConsumer,
+        max_wr: u32,
+    ) -> Answer<Mapping> {
+        let srq = self.drained_srq(id, handle)?;
+        let (rnic, client) = self.with_client(id)?;
+        let Client { srqs, ring_bytes, .. } = client;
+        let queue = srqs.get_mut(handle).ok_or_else(|| unknown("shared receive queue", handle))?;
+        let bytes = memory.len();
+        charge(ring_bytes, bytes)?;
+        if let Err(error) = rnic.resize_srq(srq, max_wr) {
+            *ring_bytes -= bytes as u64;
+            return Err(refused(&error));
+        }
+        *ring_bytes -= queue.memory.len() as u64;
+        queue.recv = recv;
+        Ok(std::mem::replace(&mut queue.memory, memory))
+    }
+
     /// Sets the limit below which one event is sent. Receives that were posted before count.
     pub fn set_srq_limit(&mut self, id: ClientId, handle: Handle, limit: u32) -> Answer<()> {
         let srq = self.drained_srq(id, handle)?;
         self.rnic.set_srq_limit(srq, limit).map_err(|error| refused(&error))
     }
 
-    /// The limit, 0 once its event was sent.
-    pub fn query_srq(&mut self, id: ClientId, handle: Handle) -> Answer<u32> {
+    /// Sizes and limit, 0 once its event was sent.
+    pub fn query_srq(&mut self, id: ClientId, handle: Handle) -> Answer<SrqAttr> {
         let (rnic, client) = self.with_client(id)?;
         let srq = client.srqs.get(handle).ok_or_else(|| unknown("shared receive queue", handle))?.id;
-        rnic.query_srq(srq).map(|attr| attr.limit).map_err(|error| refused(&error))
+        rnic.query_srq(srq).map_err(|error| refused(&error))
     }
 
     /// Ends a shared receive queue that no queue pair takes from.

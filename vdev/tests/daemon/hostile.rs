@@ -8,7 +8,7 @@ use vdev_abi::layout::{ContextPage, CqLayout, QpLayout, STAGING_BYTES, STAGING_L
 use vdev_abi::queue::FLAG_INLINE;
 
 use super::place::Place;
-use super::raw::{ALL_ACCESS, CAPS, End, OP_READ, OP_SEND, OP_WRITE, Raw, SIGNALED, dial, receive, send_bytes};
+use super::raw::{ALL_ACCESS, CAPS, End, OP_BIND_WINDOW, OP_READ, OP_SEND, OP_WRITE, Raw, SIGNALED, dial, receive, send_bytes};
 
 /// A pair that must not notice anything.
 struct Bystanders(End, End);
@@ -275,7 +275,10 @@ fn entries_without_meaning_end_the_client() {
     let base = SendEntry { flags: SIGNALED, ..Default::default() };
     let staging = |addr, length| Sge { addr, length, lkey: STAGING_LKEY };
     let cases: Vec<(SendEntry, Option<Sge>)> = vec![
-        (SendEntry { opcode: 7, ..base }, None),
+        (SendEntry { opcode: 10, ..base }, None),
+        // A window bound with rights that none has; a request without a message, with a buffer.
+        (SendEntry { opcode: OP_BIND_WINDOW, swap: 1 << 48, ..base }, None),
+        (SendEntry { opcode: OP_BIND_WINDOW, ..base }, Some(Sge { addr: 0, length: 1, lkey: 1 })),
         (SendEntry { opcode: 255, ..base }, None),
         (SendEntry { opcode: OP_SEND, flags: 0x80, ..base }, None),
         (SendEntry { opcode: OP_WRITE, flags: FLAG_INLINE, inline_len: 65, ..base }, None),

@@ -26,6 +26,7 @@ pub const OP_WRITE: u8 = 0;
 pub const OP_WRITE_IMM: u8 = 1;
 pub const OP_SEND: u8 = 2;
 pub const OP_READ: u8 = 4;
+pub const OP_BIND_WINDOW: u8 = 8;
 pub const OP_FETCH_ADD: u8 = 6;
 
 pub const CAPS: QpCaps = QpCaps { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64 };

@@ -50,7 +50,7 @@ fn destination(gids: &[[u8; 16]], attr: &ibv_ah_attr) -> Result<Destination, Err
     let ip = ip_of(dgid);
     let is_good = attr.is_global != 0
         && attr.port_num == 1
-        && source.is_ipv4() == ip.is_ipv4()
+        && (source.is_ipv4() == ip.is_ipv4() || ip.is_multicast())
         && !ip.is_unspecified()
         && ip != IpAddr::from([255; 4]);
     if !is_good {

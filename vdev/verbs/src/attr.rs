@@ -39,7 +39,8 @@ pub fn attr_in(attr: &ibv_qp_attr) -> QpAttr {
         qp_state: attr.qp_state,
         cur_qp_state: attr.cur_qp_state,
         en_sqd_async_notify: attr.en_sqd_async_notify != 0,
-        access: attr.qp_access_flags & !access::OPTIONAL,
+        // Rights to operations that the device does not have change nothing.
+        access: attr.qp_access_flags & !access::OPTIONAL & !access::FLUSH,
         pkey_index: attr.pkey_index,
         port: attr.port_num,
         qkey: attr.qkey,

@@ -278,9 +278,9 @@ fn datagram_sl(gids: &[[u8; 16]]) -> u8 {
 fn verbs(device: &'static Device, cmd_fd: i32, async_fd: i32) -> verbs_context {
     let ops = ibv_context_ops {
         compat0: [ptr::null(); 7],
-        alloc_mw: crate::unsupported::alloc_mw,
-        bind_mw: crate::unsupported::bind_mw,
-        dealloc_mw: crate::unsupported::dealloc_mw,
+        alloc_mw: crate::window::alloc_mw,
+        bind_mw: crate::window::bind_mw,
+        dealloc_mw: crate::window::dealloc_mw,
         compat1: [ptr::null(); 1],
         poll_cq: crate::poll::poll_cq,
         req_notify_cq: crate::cq::req_notify_cq,

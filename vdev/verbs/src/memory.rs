@@ -86,10 +86,10 @@ impl Regions {
 /// Access flags as the daemon takes them, or why they are refused.
 fn check_access(flags: u32) -> Result<u32, Errno> {
     let flags = flags & !access::OPTIONAL & !access::HUGETLB;
-    if flags & (access::MW_BIND | access::ON_DEMAND) != 0 {
+    if flags & access::ON_DEMAND != 0 {
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    let rights = access::LOCAL_WRITE | access::REMOTE_WRITE | access::REMOTE_READ | access::REMOTE_ATOMIC;
+    let rights = access::LOCAL_WRITE | access::REMOTE | access::MW_BIND;
     let writes = flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0;
     if flags & !(rights | access::ZERO_BASED) != 0 || (writes && flags & access::LOCAL_WRITE == 0) {
         return Err(Errno(libc::EINVAL));
@@ -323,7 +323,7 @@ verbs! {
             }
         } else { set_errno(libc::EINVAL); rereg::BAD_INPUT };
 
-    /// Ends a registration.
+    /// Ends a registration; `EBUSY` while windows are bound to it.
     fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int,
         if own_object(mr) => { code(dereg_mr(mr)) } else libc::EINVAL;
 }
@@ -336,6 +336,7 @@ mod tests {
     fn access_flags_are_checked() {
         assert_eq!(check_access(0x0010_0003), Ok(3), "relaxed ordering is a wish");
         assert_eq!(check_access(0), Ok(0));
+        assert_eq!(check_access(access::MW_BIND | 1), Ok(17));
         for flags in [access::REMOTE_WRITE, access::REMOTE_ATOMIC, 1 << 10, 1 << 30] {
             assert_eq!(check_access(flags), Err(Errno(libc::EINVAL)), "{flags:#x}");
         }

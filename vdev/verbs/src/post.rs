@@ -11,7 +11,7 @@ use crate::context::{Context, lock};
 use crate::foreign::set_errno;
 use crate::memory::Sources;
 use crate::qp::Qp;
-use crate::srq::Srq;
+use crate::srq::{SharedRing, Srq};
 use core::ffi::c_int;
 use core::{iter, slice};
 use std::sync::Mutex;
@@ -34,7 +34,12 @@ pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr
         // SAFETY: per contract, the chain is valid.
         unsafe { push_send(context, ours, ring, request) }.map(|()| request.next)
     };
-    let target = Target { ring: &ours.send().ring, map: ours.map(), tell: &|| context.ring(ours.slot()) };
+    let target = Target {
+        ring: &ours.send().ring,
+        produced: RingProducer::produced,
+        publish: &|ring| ring.publish(ours.map()),
+        tell: &|| context.ring(ours.slot()),
+    };
     // SAFETY: per contract.
     unsafe { post_chain(target, allowed, wr, bad_wr, push) }
 }
@@ -52,7 +57,12 @@ pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr
         // SAFETY: per contract, the chain is valid.
         unsafe { push_recv(ours.map(), has_room, ours.caps().max_recv_sge, ring, request) }.map(|()| request.next)
     };
-    let target = Target { ring: &ours.recv().ring, map: ours.map(), tell: &|| context.ring(ours.slot()) };
+    let target = Target {
+        ring: &ours.recv().ring,
+        produced: RingProducer::produced,
+        publish: &|ring| ring.publish(ours.map()),
+        tell: &|| context.ring(ours.slot()),
+    };
     // SAFETY: per contract.
     unsafe { post_chain(target, allowed, wr, bad_wr, push) }
 }
@@ -62,20 +72,28 @@ pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr
 /// # Safety
 /// The chain is valid, and `bad_wr` writable.
 pub unsafe fn post_shared(context: &Context, srq: &Srq, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    let push = |ring: &mut RingProducer, request: &ibv_recv_wr| {
-        let has_room = srq.has_room(ring.produced());
+    let push = |ring: &mut SharedRing, request: &ibv_recv_wr| {
+        let has_room = srq.has_room(ring.producer.produced());
         // SAFETY: per contract, the chain is valid.
-        unsafe { push_recv(srq.map(), has_room, srq.max_sge(), ring, request) }.map(|()| request.next)
+        unsafe { push_recv(&ring.map, has_room, srq.max_sge(), &mut ring.producer, request) }.map(|()| request.next)
     };
-    let target = Target { ring: srq.ring(), map: srq.map(), tell: &|| srq.ring_doorbell(context) };
+    let target = Target {
+        ring: srq.ring(),
+        produced: |ring| ring.producer.produced(),
+        publish: &|ring| ring.producer.publish(&ring.map),
+        tell: &|| srq.ring_doorbell(context),
+    };
     // SAFETY: per contract.
     unsafe { post_chain(target, context.check(), wr, bad_wr, push) }
 }
 
 /// Where a chain of requests goes.
-struct Target<'a> {
-    ring: &'a Mutex<RingProducer>,
-    map: &'a Mapping,
+struct Target<'a, Ring> {
+    ring: &'a Mutex<Ring>,
+    /// Entries written so far.
+    produced: fn(&Ring) -> u32,
+    /// Shows the daemon the entries written.
+    publish: &'a dyn Fn(&Ring),
     /// Tells the daemon.
     tell: &'a dyn Fn(),
 }
@@ -85,17 +103,17 @@ struct Target<'a> {
 ///
 /// # Safety
 /// The chain that starts at `next` is valid, and `bad_wr` writable.
-unsafe fn post_chain<Request>(
-    target: Target<'_>,
+unsafe fn post_chain<Ring, Request>(
+    target: Target<'_, Ring>,
     allowed: Result<(), Errno>,
     mut next: *mut Request,
     bad_wr: *mut *mut Request,
-    push: impl Fn(&mut RingProducer, &Request) -> Result<*mut Request, Errno>,
+    push: impl Fn(&mut Ring, &Request) -> Result<*mut Request, Errno>,
 ) -> c_int {
     let mut result = allowed;
     if result.is_ok() {
         let mut ring = lock(target.ring);
-        let before = ring.produced();
+        let before = (target.produced)(&ring);
         // SAFETY: per contract, the chain is valid.
         while let Some(request) = unsafe { next.as_ref() } {
             match push(&mut ring, request) {
@@ -106,8 +124,8 @@ unsafe fn post_chain<Request>(
                 }
             }
         }
-        if ring.produced() != before {
-            ring.publish(target.map);
+        if (target.produced)(&ring) != before {
+            (target.publish)(&ring);
             drop(ring);
             (target.tell)();
         }
@@ -189,6 +207,17 @@ unsafe fn push_send(context: &Context, qp: &Qp, ring: &mut RingProducer, request
         // SAFETY: the program vouches for its address handle.
         unsafe { crate::ah::address(request, &mut entry) }?;
     }
+    if is_own_op(request.opcode) {
+        if request.send_flags & send_flags::INLINE != 0 {
+            return Err(INVALID);
+        }
+        if request.opcode == opcode::BIND_MW {
+            // SAFETY: the program vouches for its window and region.
+            entry.set_binding(&unsafe { crate::window::binding(context, request) }?);
+        }
+        ring.push_send(qp.map(), &entry, iter::empty());
+        return Ok(());
+    }
     // An inline list is not limited by the number of buffers, as it is copied; it is by the length.
     let inline = request.send_flags & send_flags::INLINE != 0;
     let max_sge = if inline { context.info.max_sge } else { qp.caps().max_send_sge };
@@ -261,6 +290,11 @@ fn is_response_op(code: u32) -> bool {
     matches!(code, opcode::RDMA_READ | opcode::ATOMIC_CMP_AND_SWP | opcode::ATOMIC_FETCH_AND_ADD)
 }
 
+/// Whether nothing is sent to the peer, so that there are no buffers.
+fn is_own_op(code: u32) -> bool {
+    matches!(code, opcode::BIND_MW | opcode::LOCAL_INV)
+}
+
 /// The head of an entry, without the counts.
 fn head(request: &ibv_send_wr) -> Result<SendEntry, Errno> {
     let mut entry = SendEntry {
@@ -271,7 +305,7 @@ fn head(request: &ibv_send_wr) -> Result<SendEntry, Errno> {
         ..SendEntry::default()
     };
     match request.opcode {
-        opcode::SEND | opcode::SEND_WITH_IMM | opcode::SEND_WITH_INV => {}
+        opcode::SEND | opcode::SEND_WITH_IMM | opcode::SEND_WITH_INV | opcode::LOCAL_INV | opcode::BIND_MW => {}
         opcode::RDMA_WRITE | opcode::RDMA_WRITE_WITH_IMM | opcode::RDMA_READ => {
             let [a, b, c, d, ..] = request.rkey_or_compare_add.to_ne_bytes();
             entry.remote_addr = request.remote_addr;
@@ -316,9 +350,6 @@ mod tests {
     fn request(opcode: u32) -> ibv_send_wr {
         ibv_send_wr {
             wr_id: 5,
-            next: ptr::null_mut(),
-            sg_list: ptr::null(),
-            num_sge: 0,
             opcode,
             send_flags: 2,
             imm: [1, 2, 3, 4],
@@ -326,8 +357,7 @@ mod tests {
             rkey_or_compare_add: u64::from_ne_bytes([7, 0, 0, 0, 9, 9, 9, 9]),
             swap: 11,
             atomic_rkey: 13,
-            qp_type: [0; 2],
-            bind_mw: [0; 6],
+            ..ibv_send_wr::default()
         }
     }
 
@@ -349,7 +379,7 @@ mod tests {
 
     #[test]
     fn unknown_opcodes_are_refused() {
-        for code in [7, 8, 10, 11, 255, 256, u32::MAX] {
+        for code in [10, 11, 255, 256, u32::MAX] {
             assert_eq!(head(&request(code)).err(), Some(INVALID), "{code}");
         }
     }

@@ -397,12 +397,28 @@ unsafe fn query(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, init: *mut ibv_qp_init_
     Ok(())
 }
 
+/// # Safety
+/// The queue pair is live and ours, and the GID null or readable.
+unsafe fn group_call(qp: *mut ibv_qp, gid: *const [u8; 16], call: fn(u32, [u8; 16]) -> Request) -> Result<(), Errno> {
+    // SAFETY: per contract.
+    let (ours, context, gid) = unsafe { (Qp::of(qp), Context::of((*qp).context), gid.as_ref()) };
+    context.call_done(&call(ours.handle, *gid.ok_or(Errno(libc::EINVAL))?))
+}
+
 verbs! {
     /// Makes a queue pair; the sizes granted come back in the attributes.
     fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp,
         if own_object(pd) => {
             if attr.is_null() { null(libc::EINVAL) } else { pointer(create(pd, attr, false)) }
         } else null(libc::EINVAL);
+
+    /// Lets a datagram queue pair join a multicast group; a LID means nothing on Ethernet.
+    fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], lid: u16) -> c_int,
+        if own_object(qp) => { let _ = lid; code(group_call(qp, gid, |qp, gid| Request::AttachMcast { qp, gid })) } else libc::EINVAL;
+
+    /// Lets a queue pair leave a multicast group.
+    fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], lid: u16) -> c_int,
+        if own_object(qp) => { let _ = lid; code(group_call(qp, gid, |qp, gid| Request::DetachMcast { qp, gid })) } else libc::EINVAL;
 
     /// Changes attributes and state.
     fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int,

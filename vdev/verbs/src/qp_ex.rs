@@ -6,9 +6,9 @@
 
 use crate::abi::codes::{QPT_RC, QPT_UC, QPT_UD, send_flags, wr as opcode};
 use crate::abi::device::ibv_context;
-use crate::abi::extended::{ibv_data_buf, ibv_mw_bind_info, ibv_qp_ex, ibv_qp_init_attr_ex, qp_init, send_ops};
-use crate::abi::object::ibv_qp;
-use crate::abi::work::{ibv_send_wr, ibv_sge};
+use crate::abi::extended::{ibv_data_buf, ibv_qp_ex, ibv_qp_init_attr_ex, qp_init, send_ops};
+use crate::abi::object::{ibv_mw, ibv_qp};
+use crate::abi::work::{ibv_mw_bind_info, ibv_send_wr, ibv_sge};
 use crate::connection::Errno;
 use crate::context::Context;
 use crate::foreign::{code, null, own_object, pointer, verbs};
@@ -113,9 +113,10 @@ impl Batch {
 fn possible(qp_type: u32) -> u64 {
     let one_way = send_ops::RDMA_WRITE | send_ops::RDMA_WRITE_WITH_IMM | send_ops::SEND | send_ops::SEND_WITH_IMM;
     let fetching = send_ops::RDMA_READ | send_ops::ATOMIC_CMP_AND_SWP | send_ops::ATOMIC_FETCH_AND_ADD;
+    let keys = send_ops::BIND_MW | send_ops::LOCAL_INV;
     match qp_type {
-        QPT_RC => one_way | fetching | send_ops::SEND_WITH_INV,
-        QPT_UC => one_way,
+        QPT_RC => one_way | fetching | keys | send_ops::SEND_WITH_INV,
+        QPT_UC => one_way | keys,
         QPT_UD => send_ops::SEND | send_ops::SEND_WITH_IMM,
         _ => 0,
     }
@@ -286,10 +287,10 @@ starters! {
         request.rkey_or_compare_add = add;
         request.atomic_rkey = rkey;
     };
-    wr_bind_mw(window: *mut c_void, rkey: u32, info: *const ibv_mw_bind_info) = opcode::BIND_MW, |request| {
-        let info = *info;
-        let access = u64::from(info.mw_access_flags);
-        request.bind_mw = [window as u64, u64::from(rkey), info.mr as u64, info.addr, info.length, access];
+    wr_bind_mw(window: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = opcode::BIND_MW, |request| {
+        request.mw = window;
+        request.mw_rkey = rkey;
+        request.bind_info = *info;
     };
 }
 

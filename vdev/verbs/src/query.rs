@@ -1,6 +1,6 @@
 //! What programs ask of a device and its port. Every limit reported can be used; what we do not have is reported as zero.
 
-use crate::abi::codes;
+use crate::abi::codes::{self, device_cap};
 use crate::abi::device::{PORT_ATTR_COMPAT, ibv_context, ibv_device_attr, ibv_device_attr_ex, ibv_gid_entry, ibv_port_attr};
 use crate::clock::RAW_CLOCK_KHZ;
 use crate::connection::Errno;
@@ -49,7 +49,11 @@ fn device_attr(context: &Context) -> ibv_device_attr {
         hw_ver: 1,
         max_qp: signed(info.max_qp),
         max_qp_wr: signed(info.max_qp_wr),
-        device_cap_flags: codes::device_cap::SYS_IMAGE_GUID | codes::device_cap::RC_RNR_NAK_GEN,
+        device_cap_flags: device_cap::SYS_IMAGE_GUID
+            | device_cap::RC_RNR_NAK_GEN
+            | device_cap::SRQ_RESIZE
+            | device_cap::MEM_WINDOW
+            | device_cap::MEM_WINDOW_TYPE_2B,
         max_sge: signed(info.max_sge),
         max_sge_rd: signed(info.max_sge),
         max_cq: signed(info.max_cq),
@@ -64,7 +68,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
         atomic_cap: codes::ATOMIC_HCA,
         max_ee: 0,
         max_rdd: 0,
-        max_mw: 0,
+        max_mw: signed(info.max_mw),
         max_raw_ipv6_qp: 0,
         max_raw_ethy_qp: 0,
         max_mcast_grp: 0,

@@ -11,7 +11,7 @@ use crate::context::{Context, Object, lock};
 use crate::domain::Pd;
 use crate::foreign::{code, null, own_object, pointer, verbs};
 use core::ffi::c_int;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use vdev_abi::control::{Reply, Request};
@@ -23,16 +23,32 @@ use vdev_abi::queue::RingProducer;
 const SRQ_MAX_WR: u32 = 1;
 const SRQ_LIMIT: u32 = 2;
 
+/// Our end of the ring, and the memory that it lies in.
+pub struct SharedRing {
+    /// Writes entries.
+    pub producer: RingProducer,
+    /// Where.
+    pub map: Mapping,
+}
+
+impl SharedRing {
+    fn new(memory: BorrowedFd<'_>, max_wr: u32, max_sge: u32) -> Result<SharedRing, Errno> {
+        let (layout, _) = QpLayout::shared(max_wr, max_sge).ok_or(Errno(libc::EPROTO))?;
+        let map = Mapping::map(memory, layout.bytes).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+        Ok(SharedRing { producer: RingProducer::recv(&layout), map })
+    }
+}
+
 /// A shared receive queue.
 #[repr(C)]
 pub struct Srq {
     ibv: ibv_srq,
     handle: u32,
     cookie: u64,
-    max_wr: u32,
+    max_wr: AtomicU32,
     max_sge: u32,
-    map: Mapping,
-    ring: Mutex<RingProducer>,
+    /// Held while posting.
+    ring: Mutex<SharedRing>,
     /// Receives that have completed, modulo 2^32.
     completed: AtomicU32,
     /// Doorbell slots of the queue pairs that take from it.
@@ -81,16 +97,11 @@ impl Srq {
 
     /// Room for one more, when `produced` were posted.
     pub fn has_room(&self, produced: u32) -> bool {
-        produced.wrapping_sub(self.completed.load(Ordering::Acquire)) < self.max_wr
+        produced.wrapping_sub(self.completed.load(Ordering::Acquire)) < self.max_wr.load(Ordering::Relaxed)
     }
 
     /// The shared ring.
-    pub fn map(&self) -> &Mapping {
-        &self.map
-    }
-
-    /// Our end of the ring.
-    pub fn ring(&self) -> &Mutex<RingProducer> {
+    pub fn ring(&self) -> &Mutex<SharedRing> {
         &self.ring
     }
 
@@ -116,8 +127,7 @@ unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut i
     let (Reply::Srq { srq: handle, max_wr }, [memory]) = (&reply, fds.as_slice()) else {
         return Err(unexpected(&request, &reply));
     };
-    let (layout, _) = QpLayout::shared(*max_wr, max_sge).ok_or(Errno(libc::EPROTO))?;
-    let map = Mapping::map(memory.as_fd(), layout.bytes).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
+    let ring = SharedRing::new(memory.as_fd(), *max_wr, max_sge)?;
     let ibv = ibv_srq {
         context: context.as_ibv(),
         srq_context: init_attr.srq_context,
@@ -131,10 +141,9 @@ unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut i
         ibv,
         handle: *handle,
         cookie,
-        max_wr: *max_wr,
+        max_wr: AtomicU32::new(*max_wr),
         max_sge,
-        map,
-        ring: Mutex::new(RingProducer::recv(&layout)),
+        ring: Mutex::new(ring),
         completed: AtomicU32::new(0),
         slots: Mutex::new(Vec::new()),
     }));
@@ -146,6 +155,19 @@ unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut i
     Ok(srq.cast())
 }
 
+/// Moves the queue to a ring of another size. Nobody posts meanwhile.
+fn resize(context: &Context, srq: &Srq, max_wr: u32) -> Result<(), Errno> {
+    let mut ring = lock(&srq.ring);
+    let request = Request::ResizeSrq { srq: srq.handle, max_wr };
+    let (reply, fds) = context.call(&request, &[])?;
+    let (Reply::Srq { max_wr, .. }, [memory]) = (&reply, fds.as_slice()) else { return Err(unexpected(&request, &reply)) };
+    // The new ring counts from zero; what is outstanding still counts.
+    srq.completed.fetch_sub(ring.producer.produced(), Ordering::AcqRel);
+    srq.max_wr.store(*max_wr, Ordering::Relaxed);
+    *ring = SharedRing::new(memory.as_fd(), *max_wr, srq.max_sge)?;
+    Ok(())
+}
+
 /// # Safety
 /// The queue is live and ours, and the attributes are valid.
 unsafe fn modify(srq: *mut ibv_srq, attr: *const ibv_srq_attr, mask: u32) -> Result<(), Errno> {
@@ -155,8 +177,11 @@ unsafe fn modify(srq: *mut ibv_srq, attr: *const ibv_srq_attr, mask: u32) -> Res
         return Err(Errno(libc::EINVAL));
     }
     if mask & SRQ_MAX_WR != 0 {
-        // Our rings have a fixed size, and the device says so (no IBV_DEVICE_SRQ_RESIZE).
-        return Err(Errno(libc::EOPNOTSUPP));
+        // All of the attributes or none.
+        if mask & SRQ_LIMIT != 0 && attr.srq_limit > attr.max_wr {
+            return Err(Errno(libc::EINVAL));
+        }
+        resize(context, ours, attr.max_wr)?;
     }
     if mask & SRQ_LIMIT == 0 {
         return context.check();
@@ -173,7 +198,9 @@ unsafe fn query(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> Result<(), Errno>
     match context.call(&request, &[])? {
         (Reply::SrqLimit(srq_limit), _) => {
             // SAFETY: per contract.
-            unsafe { attr.write(ibv_srq_attr { max_wr: ours.max_wr, max_sge: ours.max_sge, srq_limit }) };
+            unsafe {
+                attr.write(ibv_srq_attr { max_wr: ours.max_wr.load(Ordering::Relaxed), max_sge: ours.max_sge, srq_limit })
+            };
             Ok(())
         }
         (other, _) => Err(unexpected(&request, &other)),
@@ -211,7 +238,7 @@ verbs! {
             if attr.is_null() { null(libc::EINVAL) } else { pointer(create(pd, attr)) }
         } else null(libc::EINVAL);
 
-    /// Sets the limit; `EOPNOTSUPP` for another size.
+    /// Changes the size, sets the limit.
     fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int,
         if own_object(srq) => {
             if attr.is_null() { code(Err(Errno(libc::EINVAL))) } else { code(modify(srq, attr, mask.cast_unsigned())) }

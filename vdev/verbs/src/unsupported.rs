@@ -12,21 +12,6 @@ fn no() -> c_int {
     NO
 }
 
-/// Called through the context.
-pub unsafe extern "C" fn alloc_mw(_pd: *mut ibv_pd, _kind: c_int) -> *mut c_void {
-    null(NO)
-}
-
-/// Called through the context.
-pub unsafe extern "C" fn bind_mw(_qp: *mut ibv_qp, _window: *mut c_void, _bind: *mut c_void) -> c_int {
-    no()
-}
-
-/// Called through the context.
-pub unsafe extern "C" fn dealloc_mw(_window: *mut c_void) -> c_int {
-    no()
-}
-
 /// Verbs that answer with an error number.
 macro_rules! refuse_code {
     ($($name:ident($object:ident: $own:ident $(, $arg:ident: $type:ty)*);)*) => {
@@ -61,8 +46,6 @@ unsafe fn own(object: *const c_void) -> bool {
 
 refuse_code! {
     ibv_resolve_eth_l2_from_gid(context: own_context, attr: *mut c_void, mac: *mut u8, vlan: *mut u16);
-    ibv_attach_mcast(qp: own, gid: *const c_void, lid: u16);
-    ibv_detach_mcast(qp: own, gid: *const c_void, lid: u16);
     ibv_set_ece(qp: own, ece: *mut c_void);
     ibv_dealloc_dmah(dmah: own);
     ibv_dm_export_dmabuf_fd(dm: own);

@@ -7,7 +7,7 @@
 use crate::meet::Peer;
 use crate::{Outcome, Words, completion, say};
 use std::rc::Rc;
-use tests::verbs::{Address, Buffer, Cq, Patience, Qp, Region, Session, Sge, Wc, Work, access, opcode, send_flag};
+use tests::verbs::{Address, Buffer, Cq, Patience, Qp, Region, Session, Sge, Wc, Window, Work, access, opcode, send_flag};
 
 /// Longest message.
 const MAX_MESSAGE: usize = 64 << 20;
@@ -15,6 +15,8 @@ const MAX_MESSAGE: usize = 64 << 20;
 const GUARD: usize = 64;
 /// What guard bytes hold.
 const GUARD_BYTE: u8 = 0xA5;
+/// Number of the requests that bind windows.
+const BIND_ID: u64 = 50;
 /// Most pieces of a buffer list.
 const MAX_PIECES: usize = 8;
 /// Sizes where implementations go wrong: nothing, one byte, around each path MTU and around copy thresholds.
@@ -294,6 +296,16 @@ impl Side {
         works
     }
 
+    /// A window over a buffer, for the peer to invalidate.
+    fn window(&self, buffer: &Buffer) -> Outcome<Window> {
+        let region = Region::new(&self.session, buffer, buffer.len(), access::ALL | access::MW_BIND)?;
+        let window = Window::new(&self.session, region)?;
+        self.qp.post_send(&[window.bind(BIND_ID)])?;
+        // `enum ibv_wc_opcode`.
+        expect_wc(&completion(&self.cq)?, BIND_ID, 5)?;
+        Ok(window)
+    }
+
     fn respond(&mut self, round: &Round, number: u64) -> Outcome<()> {
         let memory = &self.memories[round.memory[1]];
         let bytes = pattern(self.seed, number, round.len);
@@ -311,10 +323,10 @@ impl Side {
         }
         let page = Buffer::private(4096)?;
         let revocable = match round.op {
-            Op::SendInvalidate => Some(Region::new(&self.session, &page, page.len(), access::ALL)?),
+            Op::SendInvalidate => Some(self.window(&page)?),
             _ => None,
         };
-        let key = revocable.as_ref().map_or(0, Region::rkey);
+        let key = revocable.as_ref().map_or(0, Window::rkey);
         self.peer.say(&format!("ready {key}"))?;
         let received = if round.takes_receive() { Some(completion(&self.cq)?) } else { None };
         match self.peer.hear()?.as_str() {

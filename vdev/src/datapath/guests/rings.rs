@@ -247,17 +247,13 @@ impl Datapath {
                 return Taken::Bad(ticket, bad.to_string());
             }
         };
-        let receiver = match request.op {
-            SendOp::Datagram { to, .. } => self.rnic.local_receiver(qp.qpn, &to),
-            _ => None,
-        };
+        if let SendOp::Datagram { to, .. } = request.op {
+            self.scratch.receivers.extend(self.rnic.local_receivers(qp.qpn, &to));
+        }
         match self.rnic.post_send(self.now, qp.qpn, &request) {
             Ok(()) => {
                 qp.send.queue.ci = next;
-                // A receive that was posted before this datagram is to be there when it is delivered.
-                if let Some(receiver) = receiver {
-                    self.drain_receives_of(receiver);
-                }
+                self.drain_receivers();
                 Taken::Posted
             }
             Err(PostError::Full) => {

@@ -46,13 +46,20 @@ pub mod access {
     pub const REMOTE_WRITE: u32 = 1 << 1;
     pub const REMOTE_READ: u32 = 1 << 2;
     pub const REMOTE_ATOMIC: u32 = 1 << 3;
+    /// What peers may be allowed.
+    pub const REMOTE: u32 = REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC;
     pub const MW_BIND: u32 = 1 << 4;
     pub const ZERO_BASED: u32 = 1 << 5;
     pub const ON_DEMAND: u32 = 1 << 6;
     pub const HUGETLB: u32 = 1 << 7;
+    /// Of two kinds.
+    pub const FLUSH: u32 = 1 << 8 | 1 << 9;
     /// Bits 20 to 29: wishes that a device may ignore, such as relaxed ordering.
     pub const OPTIONAL: u32 = 0x3FF0_0000;
 }
+
+/// `enum ibv_mw_type`: bound by `ibv_bind_mw`.
+pub const MW_TYPE_1: u32 = 1;
 
 /// `enum ibv_rereg_mr_flags` and `enum ibv_rereg_mr_err_code`; after both errors the region is as it was.
 pub mod rereg {
@@ -89,6 +96,9 @@ pub const ATOMIC_HCA: u32 = 1;
 pub mod device_cap {
     pub const SYS_IMAGE_GUID: u32 = 1 << 11;
     pub const RC_RNR_NAK_GEN: u32 = 1 << 12;
+    pub const SRQ_RESIZE: u32 = 1 << 13;
+    pub const MEM_WINDOW: u32 = 1 << 17;
+    pub const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 }
 /// Link layer of a port.
 pub const LINK_LAYER_ETHERNET: u8 = 2;

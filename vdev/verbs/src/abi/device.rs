@@ -4,9 +4,9 @@ use super::extended::{
     ibv_cq_ex, ibv_cq_init_attr_ex, ibv_parent_domain_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr, ibv_values_ex,
 };
 use super::layout;
-use super::object::{ibv_cq, ibv_pd, ibv_qp, ibv_srq};
-use super::work::{ibv_recv_wr, ibv_send_wr, ibv_wc};
-use core::ffi::{c_char, c_int, c_void};
+use super::object::{ibv_cq, ibv_mw, ibv_pd, ibv_qp, ibv_srq};
+use super::work::{ibv_mw_bind, ibv_recv_wr, ibv_send_wr, ibv_wc};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 
 /// `struct ibv_device`.
 #[repr(C)]
@@ -26,9 +26,9 @@ layout!(ibv_device: 664, node_type @ 16, transport_type @ 20, name @ 24, dev_nam
 #[repr(C)]
 pub struct ibv_context_ops {
     pub compat0: [*const c_void; 7],
-    pub alloc_mw: unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut c_void,
-    pub bind_mw: unsafe extern "C" fn(*mut ibv_qp, *mut c_void, *mut c_void) -> c_int,
-    pub dealloc_mw: unsafe extern "C" fn(*mut c_void) -> c_int,
+    pub alloc_mw: unsafe extern "C" fn(*mut ibv_pd, c_uint) -> *mut ibv_mw,
+    pub bind_mw: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int,
+    pub dealloc_mw: unsafe extern "C" fn(*mut ibv_mw) -> c_int,
     pub compat1: [*const c_void; 1],
     pub poll_cq: unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int,
     pub req_notify_cq: unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int,

@@ -3,8 +3,8 @@
 
 use super::device::ibv_context;
 use super::layout;
-use super::object::{ibv_comp_channel, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap};
-use super::work::ibv_sge;
+use super::object::{ibv_comp_channel, ibv_cq, ibv_mw, ibv_pd, ibv_qp, ibv_qp_cap};
+use super::work::{ibv_mw_bind_info, ibv_sge};
 use core::ffi::{c_int, c_uint, c_void};
 
 /// `struct ibv_cq_ex`.
@@ -107,6 +107,8 @@ pub mod send_ops {
     pub const RDMA_READ: u64 = 1 << 4;
     pub const ATOMIC_CMP_AND_SWP: u64 = 1 << 5;
     pub const ATOMIC_FETCH_AND_ADD: u64 = 1 << 6;
+    pub const LOCAL_INV: u64 = 1 << 7;
+    pub const BIND_MW: u64 = 1 << 8;
     pub const SEND_WITH_INV: u64 = 1 << 9;
 }
 
@@ -119,7 +121,7 @@ pub struct ibv_qp_ex {
     pub wr_flags: c_uint,
     pub wr_atomic_cmp_swp: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64, u64),
     pub wr_atomic_fetch_add: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64),
-    pub wr_bind_mw: unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, u32, *const ibv_mw_bind_info),
+    pub wr_bind_mw: unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_mw, u32, *const ibv_mw_bind_info),
     pub wr_local_inv: unsafe extern "C" fn(*mut ibv_qp_ex, u32),
     pub wr_rdma_read: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64),
     pub wr_rdma_write: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64),
@@ -152,17 +154,6 @@ pub struct ibv_data_buf {
     pub length: usize,
 }
 layout!(ibv_data_buf: 16, length @ 8);
-
-/// `struct ibv_mw_bind_info`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub struct ibv_mw_bind_info {
-    pub mr: *mut c_void,
-    pub addr: u64,
-    pub length: u64,
-    pub mw_access_flags: c_uint,
-}
-layout!(ibv_mw_bind_info: 32, addr @ 8, length @ 16, mw_access_flags @ 24);
 
 /// `struct ibv_td`.
 #[repr(C)]

@@ -8,14 +8,13 @@ use super::device::{
     ibv_context, ibv_context_ops, ibv_device, ibv_device_attr, ibv_device_attr_ex, ibv_gid_entry, ibv_port_attr, verbs_context,
 };
 use super::extended::{
-    ibv_cq_ex, ibv_cq_init_attr_ex, ibv_data_buf, ibv_mw_bind_info, ibv_parent_domain_init_attr, ibv_qp_ex,
-    ibv_qp_init_attr_ex, ibv_values_ex,
+    ibv_cq_ex, ibv_cq_init_attr_ex, ibv_data_buf, ibv_parent_domain_init_attr, ibv_qp_ex, ibv_qp_init_attr_ex, ibv_values_ex,
 };
 use super::object::{
-    ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_cq, ibv_global_route, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_cap,
-    ibv_qp_init_attr,
+    ibv_ah_attr, ibv_async_event, ibv_comp_channel, ibv_cq, ibv_global_route, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_qp_attr,
+    ibv_qp_cap, ibv_qp_init_attr,
 };
-use super::work::{ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
+use super::work::{ibv_mw_bind, ibv_mw_bind_info, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -63,7 +62,7 @@ macro_rules! all {
 fn program() -> String {
     let asserted = all![
         ibv_device, ibv_context_ops, ibv_context, verbs_context: AtTheFront, ibv_device_attr, ibv_device_attr_ex,
-        ibv_port_attr: AtTheEnd, ibv_gid_entry, ibv_pd, ibv_mr, ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr,
+        ibv_port_attr: AtTheEnd, ibv_gid_entry, ibv_pd, ibv_mr, ibv_mw, ibv_mw_bind, ibv_comp_channel, ibv_cq, ibv_qp, ibv_qp_cap, ibv_qp_init_attr,
         ibv_global_route, ibv_ah_attr, ibv_qp_attr, ibv_async_event, ibv_sge, ibv_send_wr, ibv_recv_wr, ibv_wc, ibv_cq_ex,
         ibv_cq_init_attr_ex, ibv_qp_init_attr_ex, ibv_qp_ex: AtTheEnd, ibv_data_buf, ibv_mw_bind_info,
         ibv_parent_domain_init_attr, ibv_values_ex,

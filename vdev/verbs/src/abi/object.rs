@@ -25,6 +25,17 @@ pub struct ibv_mr {
 }
 layout!(ibv_mr: 48, pd @ 8, addr @ 16, length @ 24, handle @ 32, lkey @ 36, rkey @ 40);
 
+/// `struct ibv_mw`.
+#[repr(C)]
+pub struct ibv_mw {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub rkey: u32,
+    pub handle: u32,
+    pub kind: u32,
+}
+layout!(ibv_mw: 32, pd @ 8, rkey @ 16, handle @ 20, kind @ 24 as "type");
+
 /// `struct ibv_comp_channel`.
 #[repr(C)]
 pub struct ibv_comp_channel {

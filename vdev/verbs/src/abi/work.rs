@@ -1,7 +1,8 @@
 //! Work requests and completions.
 
 use super::layout;
-use core::ffi::c_int;
+use super::object::{ibv_mr, ibv_mw};
+use core::ffi::{c_int, c_uint};
 
 /// `struct ibv_sge`.
 #[derive(Clone, Copy)]
@@ -15,7 +16,7 @@ layout!(ibv_sge: 16, length @ 8, lkey @ 12);
 
 /// `struct ibv_send_wr`. The union `wr` is spelt as its 64-bit words, of which RDMA uses (remote address, rkey) and atomics
 /// (remote address, compare or add, swap, rkey); datagrams lay (address handle; queue pair number, Q_Key) over the first two.
-/// `bind_mw` is the window, its new key, and the region, address, length and access that it is bound to.
+/// `bind_mw` is the window, its new key in the first half of a word, and [`ibv_mw_bind_info`].
 #[repr(C)]
 pub struct ibv_send_wr {
     pub wr_id: u64,
@@ -32,8 +33,31 @@ pub struct ibv_send_wr {
     pub swap: u64,
     pub atomic_rkey: u32,
     pub qp_type: [u32; 2],
-    pub bind_mw: [u64; 6],
+    pub mw: *mut ibv_mw,
+    pub mw_rkey: u32,
+    pub bind_info: ibv_mw_bind_info,
 }
+
+/// `struct ibv_mw_bind_info`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_mw_bind_info {
+    pub mr: *mut ibv_mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: c_uint,
+}
+layout!(ibv_mw_bind_info: 32, addr @ 8, length @ 16, mw_access_flags @ 24);
+
+/// `struct ibv_mw_bind`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ibv_mw_bind {
+    pub wr_id: u64,
+    pub send_flags: c_uint,
+    pub bind_info: ibv_mw_bind_info,
+}
+layout!(ibv_mw_bind: 48, send_flags @ 8, bind_info @ 16);
 
 impl Default for ibv_send_wr {
     fn default() -> Self {
@@ -43,7 +67,8 @@ impl Default for ibv_send_wr {
 }
 layout!(ibv_send_wr: 128, next @ 8, sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm @ 36 as "imm_data",
     remote_addr @ 40 as "wr.rdma.remote_addr", rkey_or_compare_add @ 48 as "wr.rdma.rkey", swap @ 56 as "wr.atomic.swap",
-    atomic_rkey @ 64 as "wr.atomic.rkey", bind_mw @ 80 as "bind_mw.mw");
+    atomic_rkey @ 64 as "wr.atomic.rkey", mw @ 80 as "bind_mw.mw", mw_rkey @ 88 as "bind_mw.rkey",
+    bind_info @ 96 as "bind_mw.bind_info");
 
 /// `struct ibv_recv_wr`.
 #[repr(C)]
