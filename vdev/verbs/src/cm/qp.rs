@@ -44,8 +44,13 @@ mod mask {
     pub const RELIABLE_RTS: u32 = TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC;
 }
 
-/// Time that a sender is asked to wait when no receive is posted: 0.64 ms. Not the code 0, which means 655 ms.
-const RNR_TIMER: u8 = 12;
+/// Time that a sender is asked to wait when no receive is posted, if it will ask for ever: 0.64 ms.
+const SHORT_RNR_TIMER: u8 = 12;
+/// The same for one that gives up after some times: 655 ms, as from the kernel's connection manager. Programs choose their number of
+/// times with that in mind, and on a busy machine a receive may come many milliseconds late.
+const LONG_RNR_TIMER: u8 = 0;
+/// `rnr_retry_count`: for ever.
+const FOR_EVER: u8 = 7;
 
 fn is_datagram(id: &Id) -> bool {
     // SAFETY: the C part is live.
@@ -89,7 +94,9 @@ pub fn attributes(id: &Id, state: u32) -> Result<(ibv_qp_attr, u32), Errno> {
             attr.dest_qp_num = theirs.qpn;
             attr.rq_psn = ours.starting_psn;
             attr.max_dest_rd_atomic = ours.responder_resources;
-            attr.min_rnr_timer = RNR_TIMER;
+            // What was offered says how often the peer will try.
+            let tries_for_ever = ours.rnr_retry_count == FOR_EVER;
+            attr.min_rnr_timer = if tries_for_ever { SHORT_RNR_TIMER } else { LONG_RNR_TIMER };
             attr.qp_access_flags = access::REMOTE_WRITE;
             let mut wanted = mask::STATE | mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN | mask::ACCESS_FLAGS;
             if !peer.unreliable {
