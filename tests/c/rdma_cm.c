@@ -123,6 +123,81 @@ static void arguments(struct rdma_event_channel *channel)
 	HOLDS(rdma_destroy_id(id) == 0);
 }
 
+/* No object, or one that is not ready for the call. */
+static void no_object(struct rdma_event_channel *channel)
+{
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 } };
+	struct rdma_conn_param param = { 0 };
+	struct rdma_addrinfo *info;
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
+	struct rdma_cm_id *id, *other;
+	int mask;
+
+	FAILS(rdma_bind_addr(NULL, own_address(0)), EINVAL);
+	FAILS(rdma_resolve_addr(NULL, NULL, own_address(7471), 100), EINVAL);
+	FAILS(rdma_resolve_route(NULL, 100), EINVAL);
+	FAILS(rdma_listen(NULL, 1), EINVAL);
+	FAILS(rdma_connect(NULL, &param), EINVAL);
+	FAILS(rdma_accept(NULL, &param), EINVAL);
+	FAILS(rdma_reject(NULL, NULL, 0), EINVAL);
+	FAILS(rdma_establish(NULL), EINVAL);
+	FAILS(rdma_notify(NULL, IBV_EVENT_COMM_EST), EINVAL);
+	FAILS(rdma_disconnect(NULL), EINVAL);
+	FAILS(rdma_create_qp(NULL, NULL, &init), EINVAL);
+	FAILS(rdma_init_qp_attr(NULL, &attr, &mask), EINVAL);
+	FAILS(rdma_migrate_id(NULL, channel), EINVAL);
+	FAILS(rdma_get_request(NULL, &other), EINVAL);
+	FAILS(rdma_join_multicast(NULL, address("239.1.2.3", 0), NULL), EINVAL);
+	FAILS(rdma_leave_multicast(NULL, address("239.1.2.3", 0)), EINVAL);
+	FAILS(rdma_create_ep(NULL, NULL, NULL, NULL), EINVAL);
+	FAILS(rdma_getaddrinfo(NULL, NULL, NULL, &info), EINVAL);
+
+	HOLDS(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	FAILS(rdma_create_qp(id, NULL, &init), EINVAL);
+	FAILS(rdma_create_qp(id, NULL, NULL), EINVAL);
+	attr.qp_state = IBV_QPS_RTR;
+	FAILS(rdma_init_qp_attr(id, &attr, &mask), EINVAL);
+	FAILS(rdma_establish(id), EINVAL);
+	FAILS(rdma_get_request(id, &other), EINVAL);
+	FAILS(rdma_notify(id, IBV_EVENT_PATH_MIG), EINVAL);
+	/* Groups are for datagrams. */
+	FAILS(rdma_resolve_addr(id, NULL, address("239.1.2.3", 0), 100), EINVAL);
+	HOLDS(rdma_bind_addr(id, own_address(0)) == 0);
+	FAILS(rdma_join_multicast(id, address("239.1.2.3", 0), NULL), EINVAL);
+	HOLDS(rdma_destroy_id(id) == 0);
+}
+
+/* Groups: joined by datagram ids, told with the program's own value, left once. */
+static void groups(struct rdma_event_channel *channel)
+{
+	struct rdma_cm_join_mc_attr_ex attr = { .comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS };
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+
+	HOLDS(rdma_create_id(channel, &id, NULL, RDMA_PS_UDP) == 0);
+	FAILS(rdma_join_multicast(id, address("239.1.2.3", 0), NULL), EINVAL);
+	HOLDS(rdma_bind_addr(id, own_address(0)) == 0);
+	FAILS(rdma_join_multicast(id, address("192.0.2.1", 0), NULL), EINVAL);
+	FAILS(rdma_join_multicast(id, NULL, NULL), EINVAL);
+	FAILS(rdma_join_multicast_ex(id, NULL, NULL), EINVAL);
+	attr.addr = address("239.1.2.3", 0);
+	FAILS(rdma_join_multicast_ex(id, &attr, NULL), EINVAL);
+	attr.comp_mask |= RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
+	attr.join_flags = RDMA_MC_JOIN_FLAG_RESERVED;
+	FAILS(rdma_join_multicast_ex(id, &attr, NULL), EINVAL);
+	FAILS(rdma_leave_multicast(id, attr.addr), EADDRNOTAVAIL);
+	attr.join_flags = RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
+	HOLDS(rdma_join_multicast_ex(id, &attr, &attr) == 0);
+	event = expect(channel, RDMA_CM_EVENT_MULTICAST_JOIN);
+	HOLDS(event->id == id && event->status == 0 && event->param.ud.private_data == &attr);
+	HOLDS(event->param.ud.qp_num == 0xFFFFFF && event->param.ud.ah_attr.grh.dgid.raw[12] == 239);
+	HOLDS(rdma_ack_cm_event(event) == 0);
+	FAILS(rdma_join_multicast(id, attr.addr, NULL), EADDRINUSE);
+	HOLDS(rdma_leave_multicast(id, attr.addr) == 0);
+	FAILS(rdma_leave_multicast(id, attr.addr), EADDRNOTAVAIL);
+	HOLDS(rdma_destroy_id(id) == 0);
+}
+
 static void *acknowledge_later(void *event)
 {
 	usleep(50000);
@@ -314,6 +389,8 @@ int main(int argc, char **argv)
 	channel = rdma_create_event_channel();
 	HOLDS(channel != NULL);
 	arguments(channel);
+	no_object(channel);
+	groups(channel);
 	channels(channel);
 	conversation(channel);
 	leftovers(channel);

@@ -12,6 +12,7 @@ use super::devices::CmDevice;
 use super::id::Id;
 use crate::connection::{Errno, unexpected};
 use crate::context::lock;
+use core::ffi::c_void;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -20,7 +21,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use vdev_abi::cm::{CmEvent, CmEventKind, CmReply, CmRequest};
+use vdev_abi::cm::{Address, CmEvent, CmEventKind, CmReply, CmRequest};
 use vdev_abi::control::{Handle, Reply, Request};
 
 /// An event channel.
@@ -57,6 +58,15 @@ pub enum Queued {
         /// 0, or a negative error number.
         status: i32,
     },
+    /// A multicast group was joined.
+    Joined {
+        /// As above.
+        id: *const Id,
+        /// Which.
+        group: Address,
+        /// The program's own value.
+        context: *mut c_void,
+    },
     /// One of a daemon.
     Daemon {
         /// Of which device.
@@ -66,7 +76,8 @@ pub enum Queued {
     },
 }
 
-// SAFETY: an id is purged from the queue before it ends, so that the pointer is good while it is queued.
+// SAFETY: an id is purged from the queue before it ends, so that the pointer is good while it is queued; a program's value is only
+// handed back.
 unsafe impl Send for Queued {}
 
 fn system(error: nix::Error) -> Errno {
@@ -145,8 +156,13 @@ impl Channel {
 
     /// Queues an event of an id.
     pub fn push(&self, id: &Id, event: u32, status: i32) {
+        self.queue(Queued::Local { id, event, status });
+    }
+
+    /// Queues an event.
+    pub fn queue(&self, event: Queued) {
         let mut waiting = lock(&self.waiting);
-        waiting.events.push_back(Queued::Local { id, event, status });
+        waiting.events.push_back(event);
         self.ring(&waiting);
     }
 
@@ -155,7 +171,7 @@ impl Channel {
         let mut waiting = lock(&self.waiting);
         self.fetch(&mut waiting);
         let is_theirs = |queued: &Queued| match queued {
-            Queued::Local { id: other, .. } => core::ptr::eq(*other, id),
+            Queued::Local { id: other, .. } | Queued::Joined { id: other, .. } => core::ptr::eq(*other, id),
             Queued::Daemon { device, event } => {
                 let about = match event.kind {
                     CmEventKind::ConnectRequest { listener, .. } => listener,
@@ -193,7 +209,7 @@ impl Channel {
                 self.fetch(&mut waiting);
             }
             let taken = waiting.events.pop_front();
-            if let Some(Queued::Local { id, .. }) = &taken {
+            if let Some(Queued::Local { id, .. } | Queued::Joined { id, .. }) = &taken {
                 // SAFETY: purged from the queue before it ends, which takes the lock that we have.
                 unsafe { (**id).hold() };
             }

@@ -178,25 +178,4 @@ calls! {
             let _ = (id, event, status, value);
             minus_one(libc::EOPNOTSUPP)
         } else minus_one(libc::ENODEV);
-
-    /// Multicast groups cannot be joined.
-    fn rdma_join_multicast(id: *mut rdma_cm_id, addr: *mut libc::sockaddr, context: *mut c_void) -> c_int,
-        => {
-            let _ = (id, addr, context);
-            minus_one(libc::EOPNOTSUPP)
-        } else minus_one(libc::ENODEV);
-
-    /// Multicast groups cannot be joined.
-    fn rdma_join_multicast_ex(id: *mut rdma_cm_id, attr: *mut c_void, context: *mut c_void) -> c_int,
-        => {
-            let _ = (id, attr, context);
-            minus_one(libc::EOPNOTSUPP)
-        } else minus_one(libc::ENODEV);
-
-    /// No id has ever joined one.
-    fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) -> c_int,
-        => {
-            let _ = (id, addr);
-            minus_one(libc::EADDRNOTAVAIL)
-        } else minus_one(libc::ENODEV);
 }

@@ -5,15 +5,16 @@ use super::channel::{Channel, Queued};
 use super::connect::{depth_limit, random_psn};
 use super::devices::CmDevice;
 use super::id::{Connection, Id, migrate};
+use super::multicast::joined;
 use super::{address, qp, result};
 use crate::abi::object::ibv_ah_attr;
 use crate::connection::Errno;
 use crate::context::lock;
 use crate::foreign::minus_one;
-use core::ffi::{c_char, c_int};
+use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
 use std::net::SocketAddr;
-use vdev_abi::cm::{CmEvent, CmEventKind, CmRequest, Offer, Peer};
+use vdev_abi::cm::{Address, CmEvent, CmEventKind, CmRequest, Offer, Peer};
 
 /// An event that a program has. The private data that it points to lives here.
 #[repr(C)]
@@ -36,6 +37,7 @@ enum About {
     Nothing,
     Connection(Offer),
     Service { qpn: u32, qkey: u32, route: Peer },
+    Joined { group: Address, context: *mut c_void },
 }
 
 impl Told {
@@ -55,6 +57,13 @@ pub fn next(channel: &Channel) -> Result<*mut rdma_cm_event, Errno> {
                 // SAFETY: held when it was taken.
                 let id = unsafe { &*id };
                 return Ok(hand_out(id, ptr::null_mut(), id, Told::plain(event, status)));
+            }
+            Queued::Joined { id, group, context } => {
+                // SAFETY: held when it was taken.
+                let id = unsafe { &*id };
+                let about = About::Joined { group, context };
+                let told = Told { event: event::MULTICAST_JOIN, status: 0, private_data: Vec::new(), about };
+                return Ok(hand_out(id, ptr::null_mut(), id, told));
             }
             Queued::Daemon { device, event } => {
                 if let Some(event) = translate(device, event)? {
@@ -226,6 +235,8 @@ fn hand_out(id: &Id, listener: *mut rdma_cm_id, held: &Id, told: Told) -> *mut r
         About::Service { qpn, qkey, route } => rdma_event_param {
             ud: rdma_ud_param { private_data: data, private_data_len: len, ah_attr: ah_attr(id, &route), qp_num: qpn, qkey },
         },
+        // SAFETY: the C part of an id that is in use is live.
+        About::Joined { group, context } => rdma_event_param { ud: unsafe { joined(id, group, context) } },
         _ => rdma_event_param {
             ud: rdma_ud_param {
                 private_data: data,

@@ -6,6 +6,7 @@
 use super::abi::{rdma_cm_id, rdma_event_channel, space};
 use super::channel::{Channel, Queued};
 use super::devices::{CmDevice, IdPtr};
+use super::multicast::Membership;
 use super::{address, result};
 use crate::abi::codes::QPT_RC;
 use crate::abi::object::{ibv_pd, ibv_qp_init_attr};
@@ -64,6 +65,8 @@ pub struct State {
     pub ack_timeout: Option<u8>,
     /// The connection, once it is asked for.
     pub connection: Option<Connection>,
+    /// Groups that it has joined.
+    pub groups: Vec<Membership>,
     /// A listener's queue pair attributes for ids that `rdma_get_request` gives.
     pub queue_pair: Option<(PdPtr, ibv_qp_init_attr)>,
 }

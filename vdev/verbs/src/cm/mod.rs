@@ -5,7 +5,7 @@
 //! at once; all other events come from the daemon, which speaks to the peer's.
 //!
 //! Where to look: `id` makes and ends ids, `channel` holds their events, `event` gives them to the program, `resolve` knows
-//! addresses, `connect` asks and answers, `qp` moves queue pairs, `endpoint` and `info` are the short way for simple programs. `abi` is
+//! addresses, `connect` asks and answers, `qp` moves queue pairs, `multicast` knows groups, `endpoint` and `info` are the short way for simple programs. `abi` is
 //! the C interface. In the place of `librdmacm.so.1`, `versions` has its names and `sockets` the rsockets.
 
 /// Defines exported functions: the block serves a process whose ids are ours; in others the call goes on to the real function of the
@@ -49,6 +49,7 @@ mod endpoint;
 mod event;
 mod id;
 mod info;
+mod multicast;
 mod qp;
 mod resolve;
 #[cfg(versioned)]

@@ -52,7 +52,8 @@ const LONG_RNR_TIMER: u8 = 0;
 /// `rnr_retry_count`: for ever.
 const FOR_EVER: u8 = 7;
 
-fn is_datagram(id: &Id) -> bool {
+/// Whether the id is for datagrams.
+pub fn is_datagram(id: &Id) -> bool {
     // SAFETY: the C part is live.
     unsafe { (*id.c()).qp_type == QPT_UD }
 }

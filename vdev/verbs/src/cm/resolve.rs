@@ -3,7 +3,7 @@
 use super::abi::{event, ibv_sa_path_rec, option, rdma_cm_id};
 use super::devices::{CmDevice, device_with, devices, route_to};
 use super::id::Id;
-use super::{address, result};
+use super::{address, qp, result};
 use crate::connection::{Errno, unexpected};
 use crate::foreign::minus_one;
 use core::ffi::{c_int, c_void};
@@ -97,7 +97,8 @@ unsafe fn resolve_addr(id: &Id, source: *const sockaddr, target: *const sockaddr
     if id.state().remote.is_some() {
         return Err(Errno(libc::EINVAL));
     }
-    if remote.ip().is_unspecified() || remote.ip().is_multicast() {
+    // A group is resolved to the device that it is to be joined on.
+    if remote.ip().is_unspecified() || remote.ip().is_multicast() && !qp::is_datagram(id) {
         return Err(Errno(libc::EINVAL));
     }
     if !source.is_null() && id.state().local.is_none() {

@@ -1,6 +1,6 @@
 //! The names and symbol versions of `librdmacm.so.1`, for the library that stands in its place: the nodes of rdma-core 44 to 65.
 
-use super::{connect::*, devices::*, endpoint::*, event::*, id::*, info::*, qp::*, resolve::*, sockets::*};
+use super::{connect::*, devices::*, endpoint::*, event::*, id::*, info::*, multicast::*, qp::*, resolve::*, sockets::*};
 
 crate::versions::export! {
     "RDMACM_1.0" {
