@@ -360,7 +360,7 @@ static int queue_pairs(struct ibv_context *context, struct ibv_context *other)
 	CODE(EINVAL, ibv_post_send(qp, &send, &bad_send));
 	send.send_flags = IBV_SEND_INLINE;
 	sge[0].addr = (uintptr_t)&attr;
-	sge[0].length = 17;
+	sge[0].length = plain.cap.max_inline_data + 1;
 	send.sg_list = sge;
 	send.num_sge = 1;
 	CODE(EINVAL, ibv_post_send(qp, &send, &bad_send));
