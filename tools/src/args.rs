@@ -41,6 +41,9 @@ pub enum Command {
     /// Measure parts of the daemon on this machine
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Simulate a whole fabric whose hosts are the daemon's own core
+    #[command(subcommand)]
+    Sim(SimCommand),
     /// A child process of the demo
     #[command(hide = true)]
     DemoSide {
@@ -244,6 +247,36 @@ pub struct CdiOptions {
     /// Folder of the specifications, where the container engine looks for them
     #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
     pub spec_dir: PathBuf,
+}
+
+/// `vrdma sim …`.
+#[derive(Debug, Subcommand)]
+pub enum SimCommand {
+    /// Simulate what a TOML file describes
+    Run(SimRunOptions),
+    /// Simulate the configuration of a published simulator, and compare
+    Reference {
+        /// Where all chance comes from
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+}
+
+/// `vrdma sim run …`.
+#[derive(Debug, clap::Args)]
+pub struct SimRunOptions {
+    /// The scenario
+    #[arg(value_name = "FILE.toml")]
+    pub file: PathBuf,
+    /// Write a report with plots; of several runs, about the first
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+    /// Where all chance comes from [default: the file's seed, else 1]
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Run so many seeds, the first one and those after it, on all processor cores
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub runs: Option<u32>,
 }
 
 /// A number with an optional k, M, G or T: thousands.

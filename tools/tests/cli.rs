@@ -18,6 +18,7 @@ fn help_and_version_succeed() {
         &["daemon", "--help"],
         &["demo", "--help"],
         &["bench", "pin", "--help"],
+        &["sim", "run", "--help"],
     ] {
         let output = vrdma.run(args);
         assert_eq!(output.code, 0, "{args:?}");
@@ -39,6 +40,9 @@ fn wrong_command_lines_exit_with_2() {
         &["run", "--", "true"],
         &["run", "--dev", "a"],
         &["bench", "pin", "--guest-gib", "1,0"],
+        &["sim", "run"],
+        &["sim", "run", "x.toml", "--seed", "-1"],
+        &["sim", "run", "x.toml", "--runs", "0"],
     ] {
         let output = vrdma.run(args);
         assert_eq!(output.code, 2, "{args:?}: {}", output.stderr);
