@@ -130,18 +130,7 @@ impl Rnic {
             }
             return Some(Work::Copied { bytes: MAD_BYTES as u64, messages: 1 });
         }
-        let mut headers = Headers::new(Bth {
-            opcode: Opcode::UdSendOnly,
-            solicited: false,
-            mig_req: false,
-            pad: 0,
-            pkey: 0xFFFF,
-            fecn: false,
-            becn: false,
-            dest_qpn: mad.remote_qpn,
-            ack_req: false,
-            psn: shared.mads.psn,
-        });
+        let mut headers = Headers::new(Bth { mig_req: false, ..Bth::new(Opcode::UdSendOnly, mad.remote_qpn, shared.mads.psn) });
         headers.deth = Some(Deth { qkey: GSI_QKEY, src_qpn: Qpn::GSI });
         shared.mads.psn = shared.mads.psn.plus(1);
         let mut burst = Burst::new(buf, &mut scratch.pieces);

@@ -303,18 +303,7 @@ fn packets_of_other_services_are_dropped() {
     let (mut world, a, b) = World::datagram_pair(Route::Wire);
     world.recv(&b, 100, &[b.at(0, 100)]);
     for opcode in [Wire::RcSendOnly, Wire::UcSendOnly, Wire::RcSendMiddle] {
-        let headers = Headers::new(Bth {
-            opcode,
-            solicited: false,
-            mig_req: true,
-            pad: 0,
-            pkey: 0xFFFF,
-            fecn: false,
-            becn: false,
-            dest_qpn: b.qpn,
-            ack_req: true,
-            psn: Psn::new(0),
-        });
+        let headers = Headers::new(Bth { ack_req: true, ..Bth::new(opcode, b.qpn, Psn::new(0)) });
         world.inject(&a, &b, &headers, &[0; 8]);
     }
     world.run();

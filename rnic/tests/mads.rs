@@ -79,18 +79,7 @@ fn mads_that_nobody_takes_are_bounded() {
 fn packets_that_are_no_mads_are_dropped() {
     let (mut world, a, b) = world(Route::Wire);
     let headers = |opcode, qkey| {
-        let mut headers = Headers::new(Bth {
-            opcode,
-            solicited: false,
-            mig_req: false,
-            pad: 0,
-            pkey: 0xFFFF,
-            fecn: false,
-            becn: false,
-            dest_qpn: Qpn::GSI,
-            ack_req: false,
-            psn: Psn::new(0),
-        });
+        let mut headers = Headers::new(Bth { mig_req: false, ..Bth::new(opcode, Qpn::GSI, Psn::new(0)) });
         headers.deth = (opcode == Wire::UdSendOnly).then_some(Deth { qkey, src_qpn: Qpn::new(9) });
         headers
     };

@@ -10,18 +10,7 @@ use roce::wire::{AtomicEth, Bth, Headers, NakCode, Opcode as Wire, Reth, Syndrom
 use roce::{Psn, Qpn, Rkey};
 
 fn bth(opcode: Wire, psn: u32, to: &End) -> Headers {
-    Headers::new(Bth {
-        opcode,
-        solicited: false,
-        mig_req: true,
-        pad: 0,
-        pkey: 0xFFFF,
-        fecn: false,
-        becn: false,
-        dest_qpn: to.qpn,
-        ack_req: true,
-        psn: Psn::new(psn),
-    })
+    Headers::new(Bth { ack_req: true, ..Bth::new(opcode, to.qpn, Psn::new(psn)) })
 }
 
 /// A request packet with whatever extension headers its opcode needs, for a message of `length` bytes to the start of memory.

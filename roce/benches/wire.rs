@@ -12,18 +12,8 @@ use std::hint::black_box;
 const PAYLOADS: [usize; 3] = [64, 1024, 4096];
 
 fn write_only(payload: usize) -> Headers {
-    let bth = Bth {
-        opcode: Opcode::RcWriteOnly,
-        solicited: false,
-        mig_req: true,
-        pad: Bth::pad_for(payload),
-        pkey: 0xFFFF,
-        fecn: false,
-        becn: false,
-        dest_qpn: Qpn::new(0x1234),
-        ack_req: true,
-        psn: Psn::new(0x5678),
-    };
+    let bth =
+        Bth { pad: Bth::pad_for(payload), ack_req: true, ..Bth::new(Opcode::RcWriteOnly, Qpn::new(0x1234), Psn::new(0x5678)) };
     Headers { reth: Some(Reth { va: 0x7F00_1234_5678, rkey: Rkey(0x9ABC), length: payload as u32 }), ..Headers::new(bth) }
 }
 

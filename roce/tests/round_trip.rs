@@ -32,18 +32,7 @@ prop_compose! {
         payload in proptest::collection::vec(any::<u8>(), 0..200),
     ) -> (Headers, Vec<u8>) {
         let payload = if opcode.has_payload() { payload } else { vec![] };
-        let bth = Bth {
-            opcode,
-            solicited: flags[0],
-            mig_req: flags[1],
-            pad: Bth::pad_for(payload.len()),
-            pkey,
-            fecn: flags[2],
-            becn: flags[3],
-            dest_qpn: Qpn::new(dest_qpn),
-            ack_req: flags[4],
-            psn: Psn::new(psn),
-        };
+        let bth = Bth { solicited: flags[0], mig_req: flags[1], pad: Bth::pad_for(payload.len()), pkey, fecn: flags[2], becn: flags[3], ack_req: flags[4], ..Bth::new(opcode, Qpn::new(dest_qpn), Psn::new(psn)) };
         let headers = Headers {
             bth,
             reth: opcode.has_reth().then_some(Reth { va, rkey: Rkey(key), length }),
@@ -118,18 +107,7 @@ proptest! {
 }
 
 fn bth(opcode: Opcode) -> Bth {
-    Bth {
-        opcode,
-        solicited: false,
-        mig_req: false,
-        pad: 0,
-        pkey: 0xFFFF,
-        fecn: false,
-        becn: false,
-        dest_qpn: Qpn::new(1),
-        ack_req: false,
-        psn: Psn::new(1),
-    }
+    Bth { mig_req: false, ..Bth::new(opcode, Qpn::new(1), Psn::new(1)) }
 }
 
 /// Lengths of the headers as the architecture draws them (IBA table 38), by code.

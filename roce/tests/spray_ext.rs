@@ -50,18 +50,7 @@ prop_compose! {
         payload in proptest::collection::vec(any::<u8>(), 0..200),
     ) -> (Packet, Vec<u8>) {
         let payload = if opcode.has_payload() { payload } else { vec![] };
-        let bth = Bth {
-            opcode,
-            solicited: flags[0],
-            mig_req: flags[1],
-            pad: Bth::pad_for(payload.len()),
-            pkey,
-            fecn: flags[2],
-            becn: flags[3],
-            dest_qpn: Qpn::new(dest_qpn),
-            ack_req: flags[4],
-            psn: Psn::new(psn),
-        };
+        let bth = Bth { solicited: flags[0], mig_req: flags[1], pad: Bth::pad_for(payload.len()), pkey, fecn: flags[2], becn: flags[3], ack_req: flags[4], ..Bth::new(opcode, Qpn::new(dest_qpn), Psn::new(psn)) };
         let [features, ack_delay_us, port] = numbers;
         let ext = match opcode {
             Code::Offer => Ext::Offer(Offer {
@@ -174,18 +163,7 @@ proptest! {
 }
 
 fn bth(opcode: Code) -> Bth<Code> {
-    Bth {
-        opcode,
-        solicited: false,
-        mig_req: true,
-        pad: 0,
-        pkey: 0xFFFF,
-        fecn: false,
-        becn: false,
-        dest_qpn: Qpn::new(0x12_3456),
-        ack_req: true,
-        psn: Psn::new(0x00_ABCD),
-    }
+    Bth { ack_req: true, ..Bth::new(opcode, Qpn::new(0x12_3456), Psn::new(0x00_ABCD)) }
 }
 
 /// The examples of `spray/WIRE.md`, byte by byte, composed by hand.

@@ -22,18 +22,7 @@ fn packets() -> Vec<(&'static str, IpPacket)> {
 }
 
 fn bth(opcode: Opcode, dest_qpn: u32, psn: u32) -> Bth {
-    Bth {
-        opcode,
-        solicited: false,
-        mig_req: false,
-        pad: 0,
-        pkey: 0xFFFF,
-        fecn: false,
-        becn: false,
-        dest_qpn: Qpn::new(dest_qpn),
-        ack_req: false,
-        psn: Psn::new(psn),
-    }
+    Bth { mig_req: false, ..Bth::new(opcode, Qpn::new(dest_qpn), Psn::new(psn)) }
 }
 
 /// The values given to scapy, and those that Wireshark shows, by name of the packet.

@@ -51,18 +51,7 @@ impl RawPeer {
 
     /// A base transport header with everything as usual.
     pub fn bth(&self, opcode: Opcode, psn: u32) -> Bth {
-        Bth {
-            opcode,
-            solicited: false,
-            mig_req: true,
-            pad: 0,
-            pkey: 0xFFFF,
-            fecn: false,
-            becn: false,
-            dest_qpn: Qpn::new(self.dest_qpn),
-            ack_req: true,
-            psn: Psn::new(psn),
-        }
+        Bth { ack_req: true, ..Bth::new(opcode, Qpn::new(self.dest_qpn), Psn::new(psn)) }
     }
 
     /// A packet from headers and payload (a multiple of four bytes), ICRC included.

@@ -270,16 +270,8 @@ impl Qp {
                 break;
             }
             let mut headers = Headers::new(Bth {
-                opcode: opcode(imm),
                 solicited: wqe.flags.contains(SendFlags::SOLICITED),
-                mig_req: true,
-                pad: 0,
-                pkey: 0xFFFF,
-                fecn: false,
-                becn: false,
-                dest_qpn: to.qpn,
-                ack_req: false,
-                psn: self.req.cursor.psn,
+                ..Bth::new(opcode(imm), to.qpn, self.req.cursor.psn)
             });
             headers.deth = Some(Deth { qkey: self.qkey_for(to), src_qpn: self.number });
             headers.imm = imm;

@@ -107,18 +107,7 @@ impl Qp {
     }
 
     fn reply_headers(&self, opcode: Opcode, psn: Psn) -> Headers {
-        Headers::new(Bth {
-            opcode,
-            solicited: false,
-            mig_req: true,
-            pad: 0,
-            pkey: 0xFFFF,
-            fecn: false,
-            becn: false,
-            dest_qpn: self.attr.dest_qpn,
-            ack_req: false,
-            psn,
-        })
+        Headers::new(Bth::new(opcode, self.attr.dest_qpn, psn))
     }
 }
 

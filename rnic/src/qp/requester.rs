@@ -321,16 +321,9 @@ impl Qp {
         let wqe = self.sq.get(cursor.index);
         let carries_event = matches!(wqe.op, SendOp::Send { .. } | SendOp::Write { imm: Some(_), .. });
         let mut headers = Headers::new(Bth {
-            opcode: plan.opcode,
             solicited: plan.is_last && carries_event && wqe.flags.contains(SendFlags::SOLICITED),
-            mig_req: true,
-            pad: 0,
-            pkey: 0xFFFF,
-            fecn: false,
-            becn: false,
-            dest_qpn: self.attr.dest_qpn,
             ack_req,
-            psn: cursor.psn,
+            ..Bth::new(plan.opcode, self.attr.dest_qpn, cursor.psn)
         });
         match wqe.op {
             SendOp::Send { imm, invalidate } if plan.is_last => (headers.imm, headers.ieth) = (imm, invalidate),

@@ -37,6 +37,23 @@ impl Bth {
 }
 
 impl<O> Bth<O> {
+    /// The header of an ordinary packet of the default partition: nothing is asked for, and nothing marked. The pad count is still to
+    /// be set.
+    pub const fn new(opcode: O, dest_qpn: Qpn, psn: Psn) -> Self {
+        Bth {
+            opcode,
+            solicited: false,
+            mig_req: true,
+            pad: 0,
+            pkey: 0xFFFF,
+            fecn: false,
+            becn: false,
+            dest_qpn,
+            ack_req: false,
+            psn,
+        }
+    }
+
     pub(super) const SOLICITED: u8 = 1 << 7;
     pub(super) const MIG_REQ: u8 = 1 << 6;
     pub(super) const FECN: u8 = 1 << 7;

@@ -153,18 +153,7 @@ mod tests {
     }
 
     fn bth(opcode: Opcode, qpn: Qpn) -> Bth {
-        Bth {
-            opcode,
-            solicited: false,
-            mig_req: true,
-            pad: 0,
-            pkey: 0xFFFF,
-            fecn: false,
-            becn: false,
-            dest_qpn: qpn,
-            ack_req: true,
-            psn: Psn::new(7),
-        }
+        Bth { ack_req: true, ..Bth::new(opcode, qpn, Psn::new(7)) }
     }
 
     #[test]
