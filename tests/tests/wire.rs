@@ -70,6 +70,43 @@ fn the_route_to_the_peer_bounds_the_path_mtu() {
     matrix::run(&row, Side { daemon: &mut server, device: "a" }, "b", Some(&mut client), here);
 }
 
+/// UD-12: a path MTU of 4096 is told from the interface MTU on that the longest packet needs (a WRITE with immediate: 64 bytes of
+/// headers with IPv4, 84 with IPv6), to the byte, and works there.
+#[test]
+fn the_interface_bounds_the_path_mtu_to_the_byte() {
+    let _turn = one_at_a_time();
+    if missing_program(&["ib_write_bw", "ibv_rc_pingpong", "ip"]) || need_root("network namespaces") {
+        return;
+    }
+    let pair = NetnsPair::new(9000);
+    let mut daemons = [0, 1].map(|end| pair.daemon(end));
+    for (ips, fits) in [(NetnsPair::IPV4, 4096 + 64), (NetnsPair::IPV6, 4096 + 84)] {
+        for mtu in (4096..4224).step_by(4).chain([fits - 1, fits + 1]) {
+            pair.ip(0, &format!("link set wire mtu {mtu}"));
+            daemons[0].add_device("a", ips[0]);
+            let told = &daemons[0].device("a")["active_mtu"];
+            assert_eq!(*told, if mtu >= fits { 4096 } else { 2048 }, "interface MTU {mtu}, {}", ips[0]);
+            assert!(daemons[0].cli(&["dev", "del", "a"]).status.success());
+        }
+        for (end, device) in ["a", "b"].into_iter().enumerate() {
+            pair.ip(end, &format!("link set wire mtu {fits}"));
+            daemons[end].add_device(device, ips[end]);
+        }
+        for row in [
+            Row { program: "ib_write_bw", options: "-m 4096 -s 4096 -n 500", report: Report::Results { lines: 1 } },
+            Row { program: "ib_write_bw", options: "-m 4096 -s 100000 -n 100", report: Report::Results { lines: 1 } },
+            Row { program: "ibv_rc_pingpong", options: "-g 0 -m 4096 -s 100000 -n 100 -c", report: Report::Pingpong },
+        ] {
+            let [server, client] = &mut daemons;
+            matrix::run(&row, Side { daemon: server, device: "a" }, "b", Some(client), NetnsPair::IPV4[0]);
+        }
+        for (end, device) in ["a", "b"].into_iter().enumerate() {
+            assert_eq!(daemons[end].device(device)["counters"]["port_send_too_long"], 0);
+            assert!(daemons[end].cli(&["dev", "del", device]).status.success());
+        }
+    }
+}
+
 mod mtu_1024 {
     fn row(row: &tests::matrix::Row) {
         super::row_over(row, 1500, 1024);
