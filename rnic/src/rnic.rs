@@ -71,7 +71,7 @@ impl Rnic {
         let (length, packets) = match request.op {
             SendOp::Atomic { .. } => (8, 1),
             SendOp::Datagram { .. } => (total, 1),
-            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } => (0, 0),
+            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } | SendOp::Nothing => (0, 0),
             _ => (total, total.div_ceil(u64::from(qp.mtu())).max(1)),
         };
         let valid = total <= limits::MAX_MSG
@@ -85,7 +85,7 @@ impl Rnic {
                     let device = self.shared.devices.get(qp.device.0);
                     device.is_some_and(|device| check_address(&to.address, device).is_ok())
                 }
-                SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } => request.buffers.is_empty(),
+                SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } | SendOp::Nothing => request.buffers.is_empty(),
             };
         if !valid {
             return Err(PostError::Invalid);

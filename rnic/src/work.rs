@@ -129,12 +129,14 @@ pub enum SendOp {
         /// The window's or the region's key.
         key: Rkey,
     },
+    /// Does nothing, and completes in its turn: for what the poster has done itself.
+    Nothing,
 }
 
 impl SendOp {
     /// Whether it is done by this side alone, without a message to the peer.
     pub(crate) fn is_local(&self) -> bool {
-        matches!(self, SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. })
+        matches!(self, SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } | SendOp::Nothing)
     }
 }
 

@@ -70,6 +70,7 @@ pub use clients::{Client, ClientId, ClientInit, Ended};
 pub use commands::{Attachment, DatapathHandle, Gone};
 pub use failures::{Failure, What};
 pub use guests::GuestId;
+pub use guests::fast::NewFastRegion;
 pub use guests::objects::{NewRegion, QueueRuns};
 pub use status::DeviceStatus;
 

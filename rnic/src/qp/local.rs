@@ -313,7 +313,9 @@ impl Qp {
                 written.map_err(|_| Fault::Ours)?;
             }
             SendOp::Datagram { .. } => unreachable!("posted to queue pairs of type UD only"),
-            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } => unreachable!("done by the requester alone"),
+            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } | SendOp::Nothing => {
+                unreachable!("done by the requester alone")
+            }
         }
         if is_last {
             self.resp.expected_psn = self.resp.expected_psn.plus(wqe.packets);

@@ -203,7 +203,8 @@ impl Qp {
             SendOp::Atomic { op: crate::AtomicOp::CompareSwap { .. }, .. } => Opcode::CompareSwap,
             SendOp::Atomic { op: crate::AtomicOp::FetchAdd { .. }, .. } => Opcode::FetchAdd,
             SendOp::BindWindow(_) => Opcode::BindWindow,
-            SendOp::LocalInvalidate { .. } => Opcode::LocalInvalidate,
+            // No program can post the latter.
+            SendOp::LocalInvalidate { .. } | SendOp::Nothing => Opcode::LocalInvalidate,
         };
         let (wr_id, byte_len) = (wqe.wr_id, if failed { 0 } else { wqe.length });
         let completion = Completion {

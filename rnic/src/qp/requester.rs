@@ -278,7 +278,7 @@ impl Qp {
                 }
             }
             SendOp::Datagram { .. } => unreachable!("posted to queue pairs of type UD only"),
-            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } => unreachable!("done, not sent"),
+            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } | SendOp::Nothing => unreachable!("done, not sent"),
         };
         let offset = packet * mtu;
         let payload = if wqe.is_fetch() { 0 } else { (wqe.length - offset).min(mtu) };
@@ -350,7 +350,7 @@ impl Qp {
                 headers.atomic = Some(AtomicEth { va: remote_addr, rkey, swap_add, compare });
             }
             SendOp::Datagram { .. } => unreachable!("posted to queue pairs of type UD only"),
-            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } => unreachable!("done, not sent"),
+            SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } | SendOp::Nothing => unreachable!("done, not sent"),
         }
         headers
     }

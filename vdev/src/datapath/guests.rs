@@ -3,9 +3,10 @@
 //! A guest is one device of one VMM, as a client is one connection of a program. The guest chooses the numbers of its objects;
 //! here they are found by these, within the guest alone. Owns: the tables and the order of destruction. The threads of
 //! [`crate::pci`] judge commands, pin memory and keep it pinned; [`objects`] makes and unmakes what they ask for, [`rings`]
-//! posts what the rings hold, [`events`] writes completions and events.
+//! posts what the rings hold, [`fast`] registers what these ask for, [`events`] writes completions and events.
 
 pub mod events;
+pub mod fast;
 pub mod objects;
 pub mod rings;
 
@@ -19,6 +20,7 @@ use roce::{Lkey, Qpn};
 use super::{Datapath, IdMap};
 use crate::pci::{Interrupts, Run};
 use events::{CompletionQueue, EventQueue};
+use fast::FastRegion;
 use rings::QueuePair;
 
 /// Event queues of a guest: 0 is for asynchronous events, others for completions.
@@ -68,6 +70,8 @@ pub struct Guest {
     ahs: IdMap<u32, AddressVector>,
     pds: IdMap<u32, ProtectionDomain>,
     mrs: IdMap<u32, MemoryRegion>,
+    /// Regions for fast registration, by the same numbers.
+    fast: IdMap<u32, FastRegion>,
     cqs: IdMap<u32, CompletionQueue>,
     qps: IdMap<u32, QueuePair>,
     eqs: [Option<EventQueue>; EVENT_QUEUES],
@@ -133,6 +137,7 @@ impl Guest {
             ahs: IdMap::default(),
             pds: IdMap::default(),
             mrs: IdMap::default(),
+            fast: IdMap::default(),
             cqs: IdMap::default(),
             qps: IdMap::default(),
             eqs: Default::default(),
@@ -192,6 +197,9 @@ impl Datapath {
             let _ = self.rnic.dereg_mr(mr.lkey);
             self.release(mr.memory);
         }
+        for region in guest.fast.into_values() {
+            self.end_fast(region);
+        }
         for pd in guest.pds.into_values() {
             if let Some((lkey, memory)) = pd.all_memory {
                 let _ = self.rnic.dereg_mr(lkey);
@@ -250,7 +258,8 @@ impl Datapath {
 
     /// Objects of a guest.
     pub fn guest_counts(&self, id: GuestId) -> GuestCounts {
-        let counts = |guest: &Guest| GuestCounts { qps: guest.qps.len(), cqs: guest.cqs.len(), mrs: guest.mrs.len() };
+        let counts =
+            |guest: &Guest| GuestCounts { qps: guest.qps.len(), cqs: guest.cqs.len(), mrs: guest.mrs.len() + guest.fast.len() };
         self.guests.get(id).map(counts).unwrap_or_default()
     }
 }

@@ -2,6 +2,7 @@
 //! with a memfd as the guest's memory.
 
 mod driver;
+mod fast;
 mod hostile;
 mod large;
 mod messages;

@@ -79,13 +79,13 @@ fn unknown(what: &str, number: u32) -> Failed {
 }
 
 impl Datapath {
-    fn guest(&mut self, id: GuestId) -> Result<&mut Guest, Failed> {
+    pub(super) fn guest(&mut self, id: GuestId) -> Result<&mut Guest, Failed> {
         self.guests.get_mut(id).ok_or_else(|| failed(NoGuest))
     }
 
     /// The protection domain that the guest calls `pdn`, made when first named. Followed by something in it, or by
     /// [`Self::leave_pd`].
-    fn enter_pd(&mut self, id: GuestId, pdn: u32) -> Result<rnic::PdId, Failed> {
+    pub(super) fn enter_pd(&mut self, id: GuestId, pdn: u32) -> Result<rnic::PdId, Failed> {
         let device = self.guest(id)?.device;
         if !self.guest(id)?.pds.contains_key(&pdn) {
             let pd = self.rnic.alloc_pd(device).map_err(refused)?;
@@ -225,7 +225,8 @@ impl Datapath {
 
     fn reg_adopted(&mut self, id: GuestId, new: NewRegion, mut memory: Adopted) -> Result<(), Failed> {
         let NewRegion { index, key, pdn, iova, access, runs: _ } = new;
-        let entered = match self.guest(id)?.mrs.contains_key(&index) {
+        let guest = self.guest(id)?;
+        let entered = match guest.mrs.contains_key(&index) || guest.fast.contains_key(&index) {
             true => Err(failed(format_args!("region {index} exists"))),
             false => self.enter_pd(id, pdn),
         };
@@ -255,6 +256,12 @@ impl Datapath {
     /// # Errors
     /// There is none with this index.
     pub fn guest_dereg_mr(&mut self, id: GuestId, index: u32) -> Result<(), Failed> {
+        if let Some(region) = self.guest(id)?.fast.remove(&index) {
+            let pdn = region.pdn;
+            self.end_fast(region);
+            self.leave_pd(id, pdn);
+            return Ok(());
+        }
         let region = self.guest(id)?.mrs.remove(&index).ok_or_else(|| unknown("region", index))?;
         // A peer may have invalidated it.
         let _ = self.rnic.dereg_mr(region.lkey);

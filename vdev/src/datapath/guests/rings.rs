@@ -192,8 +192,7 @@ impl Datapath {
     }
 
     fn take_guest_send(&mut self, index: u32, number: u32) -> Taken {
-        let Some(super::Guest { qps, ahs, .. }) = self.guests.at(index) else { return Taken::Stop };
-        let Some(qp) = qps.get_mut(&number) else { return Taken::Stop };
+        let Some(qp) = self.guests.at(index).and_then(|guest| guest.qps.get_mut(&number)) else { return Taken::Stop };
         let Some(pending) = qp.send.pending(qp.is_kernel, &mut self.memories) else {
             self.fail_guest_qp(index, number, "its send index is beyond its queue");
             return Taken::Stop;
@@ -223,6 +222,17 @@ impl Datapath {
                 return Taken::Stop;
             }
         }
+        if qp.is_kernel && !qp.is_ud && header.opcode() == entry::opcode::REG_MR {
+            let pdn = qp.pdn;
+            if let Err(reason) = self.fast_register(index, pdn, &bytes) {
+                if let Some(qp) = self.guest_qp(index, number) {
+                    qp.send.queue.ci = start.wrapping_add(blocks as u16);
+                }
+                return Taken::Bad(ticket, reason.to_string());
+            }
+        }
+        let Some(super::Guest { qps, ahs, .. }) = self.guests.at(index) else { return Taken::Stop };
+        let Some(qp) = qps.get_mut(&number) else { return Taken::Stop };
         let queue = &qp.send.queue;
         let inline = |at: usize, len: usize, buffers: &mut Buffers| {
             let pieces = (at..at + len).step_by(8).map(|from| (from, 8.min(at + len - from)));
@@ -235,7 +245,11 @@ impl Datapath {
         let mut buffers = [NO_BUFFER; rnic::limits::MAX_SGE as usize];
         let next = start.wrapping_add(blocks as u16);
         let find = |handle| ahs.get(&handle).copied();
-        let transport = if qp.is_ud { Transport::Ud(&find) } else { Transport::Rc };
+        let transport = match (qp.is_ud, qp.is_kernel) {
+            (true, _) => Transport::Ud(&find),
+            (false, true) => Transport::KernelRc,
+            (false, false) => Transport::Rc,
+        };
         let request = match entry::send_request(&bytes, start, transport, inline, &mut buffers) {
             Ok(request) if header.qpn() == number => request,
             Ok(_) => {

@@ -9,8 +9,8 @@ use rnic::QpState;
 use roce::Gid;
 
 use super::layout::{
-    BLOCK, CONTEXT_PAGES, CONTEXTS, CQS, Context, EVENT_QUEUES, LOG_AHS, LOG_CQE, LOG_GIDS, LOG_RECV_WR, LOG_SEND_BLOCKS, MRS,
-    PDS, QPS, depth,
+    BLOCK, CONTEXT_PAGES, CONTEXTS, CQS, Context, EVENT_QUEUES, FAST_PAGES, LOG_AHS, LOG_CQE, LOG_GIDS, LOG_RECV_WR,
+    LOG_SEND_BLOCKS, MRS, PDS, QPS, depth,
 };
 use super::pages::PageList;
 use crate::pci::bytes::{u16_at, u32_at, u64_at};
@@ -130,6 +130,15 @@ pub enum MrKind {
         /// Its pages, which hold all of it.
         pages: PageList,
     },
+    /// Memory that requests of the guest's kernel will name.
+    Fast {
+        /// Guest address of the array of pages that they may refer to.
+        list: u64,
+        /// Its entries.
+        capacity: u32,
+        /// log2 of the bytes of a page.
+        shift: u32,
+    },
     /// All of the guest's memory, by guest-physical address.
     Dma,
 }
@@ -154,7 +163,7 @@ impl RegMr {
     pub fn bytes(&self) -> u64 {
         match &self.kind {
             MrKind::Normal { pages, .. } => pages.bytes(),
-            MrKind::Dma => 0,
+            MrKind::Dma | MrKind::Fast { .. } => 0,
         }
     }
 
@@ -455,9 +464,8 @@ fn create_cq(bytes: &[u8]) -> Result<CreateCq, Failed> {
     Ok(CreateCq { cqn: cqn(bits(word, 0, 20))?, eqn: eqn(bits(config, 0, 10))?, queue, context })
 }
 
-fn reg_mr(bytes: &[u8]) -> Result<RegMr, Failed> {
-    let [word, rights, geometry] = [8, 12, 28].map(|at| u32_at(bytes, at));
-    let index = number("region", bits(word, 0, 20), 0, MRS)?;
+/// The rights in bits 1 to 5 of a word. Reading by this side needs none.
+pub fn access(word: u32) -> emtt::Access {
     let mut access = emtt::Access::empty();
     for (bit, right) in [
         (1, emtt::Access::REMOTE_ATOMIC),
@@ -465,8 +473,15 @@ fn reg_mr(bytes: &[u8]) -> Result<RegMr, Failed> {
         (4, emtt::Access::REMOTE_READ),
         (5, emtt::Access::REMOTE_WRITE),
     ] {
-        access.set(right, bits(rights, bit, 1) == 1);
+        access.set(right, bits(word, bit, 1) == 1);
     }
+    access
+}
+
+fn reg_mr(bytes: &[u8]) -> Result<RegMr, Failed> {
+    let [word, rights, geometry] = [8, 12, 28].map(|at| u32_at(bytes, at));
+    let index = number("region", bits(word, 0, 20), 0, MRS)?;
+    let access = access(rights);
     let kind = match bits(rights, 6, 2) {
         0 => {
             if bits(word, 31, 1) == 0 {
@@ -474,8 +489,17 @@ fn reg_mr(bytes: &[u8]) -> Result<RegMr, Failed> {
             }
             normal_region(bytes, word, geometry)?
         }
+        1 => {
+            let (list, capacity, shift) = (u64_at(bytes, 32), bits(geometry, 0, 20), bits(geometry, 27, 5));
+            // Its bounds are those of any list.
+            PageList::new(1, [list, 0, 0, 0], capacity, shift)?;
+            if capacity > FAST_PAGES {
+                return Err(failed(format_args!("a region of {capacity} pages for fast registration")));
+            }
+            MrKind::Fast { list, capacity, shift }
+        }
         2 => MrKind::Dma,
-        other => return Err(failed(format_args!("a region of type {other}: fast registration is not offered"))),
+        other => return Err(failed(format_args!("a region of type {other}"))),
     };
     Ok(RegMr { index, key: index << 8 | bits(word, 20, 8), pdn: pdn(bits(rights, 12, 20))?, access, kind })
 }

@@ -37,6 +37,10 @@ pub mod opcode {
     pub const RECV_SEND_IMM: u8 = 12;
     /// SEND with invalidate.
     pub const SEND_INV: u8 = 13;
+    /// Fast registration.
+    pub const REG_MR: u8 = 14;
+    /// A key is taken back.
+    pub const LOCAL_INV: u8 = 15;
     /// Compare and swap.
     pub const CAS: u8 = 17;
     /// Fetch and add.
@@ -136,6 +140,8 @@ fn buffer(sge: &[u8]) -> LocalBuffer {
 pub enum Transport<'a> {
     /// Reliable connection.
     Rc,
+    /// Reliable connection of the guest's kernel, which registers memory by requests. Nobody else may: page lists name any memory.
+    KernelRc,
     /// Datagrams, to what an address handle stands for.
     Ud(&'a dyn Fn(u32) -> Option<AddressVector>),
 }
@@ -177,6 +183,14 @@ pub fn send_request<'a>(
             let imm = (opcode == opcode::WRITE_IMM).then_some(imm);
             (SendOp::Write { remote_addr: u64_at(bytes, 20), rkey: Rkey(u32_at(bytes, 16)), imm }, 32)
         }
+        // The caller registers the memory; see [`fast_registration`].
+        opcode::REG_MR if matches!(transport, Transport::KernelRc) => {
+            return Ok(request(header, index, SendOp::Nothing, &[]));
+        }
+        opcode::LOCAL_INV if matches!(transport, Transport::KernelRc) => {
+            let key = Rkey(u32_at(bytes, 20));
+            return Ok(request(header, index, SendOp::LocalInvalidate { key }, &[]));
+        }
         opcode::READ => {
             needs(48)?;
             let remote = &bytes[32..48];
@@ -217,6 +231,39 @@ pub fn send_request<'a>(
 fn request(header: SendHeader, index: u16, op: SendOp, buffers: &[LocalBuffer]) -> SendRequest<'_> {
     let wr_id = Ticket { index, opcode: header.opcode() }.id();
     SendRequest { wr_id, op, flags: header.flags(), buffers }
+}
+
+/// What a fast registration asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FastRegistration {
+    /// The key, whose upper 24 bits are the region's index.
+    pub key: u32,
+    /// Address of the first byte as requests name it.
+    pub iova: u64,
+    /// Bytes.
+    pub len: u32,
+    /// Rights.
+    pub access: emtt::Access,
+    /// Pages.
+    pub count: u32,
+    /// The pages themselves; if absent, the region's own list has them.
+    pub inline: Option<[u64; 4]>,
+}
+
+/// The fast registration in a send entry.
+///
+/// # Errors
+/// [`BadEntry::Count`]: more pages in line than fit. Whether the region's list has as many is for the caller.
+pub fn fast_registration(bytes: &[u8; SEND_BYTES]) -> Result<FastRegistration, BadEntry> {
+    let (blocks, word) = (SendHeader(u64_at(bytes, 0)).blocks(), u32_at(bytes, 24));
+    let count = word >> 12;
+    let inline = match word >> 6 & 3 {
+        0 if blocks == 2 && count <= 4 => Some([32, 40, 48, 56].map(|at| u64_at(bytes, at))),
+        1 => None,
+        _ => return Err(BadEntry::Count { blocks, count: count as usize }),
+    };
+    let access = super::command::access(word);
+    Ok(FastRegistration { key: u32_at(bytes, 20), iova: u64_at(bytes, 8), len: u32_at(bytes, 16), access, count, inline })
 }
 
 /// The request in a receive entry with this running index. An entry without bytes has no buffer: its key is stale.
@@ -344,6 +391,27 @@ mod tests {
         assert_eq!(decode(&entry(opcode::SEND, 5, 1, false)), Err(BadEntry::Blocks(5)));
         for code in [4, 5, 6, 7, 8, 10, 11, 12, 14, 15, 16, 19, 31] {
             assert_eq!(decode(&entry(code, 4, 0, false)), Err(BadEntry::Opcode(code)));
+        }
+    }
+
+    #[test]
+    fn the_kernel_registers_and_takes_back_by_requests() {
+        let (op, buffers, _) = decode_as(Transport::KernelRc, &entry(opcode::LOCAL_INV, 1, 0, false)).unwrap();
+        assert_eq!((op, buffers), (SendOp::LocalInvalidate { key: Rkey(0x1716_1514) }, vec![]));
+        let mut bytes = entry(opcode::REG_MR, 2, 0, false);
+        assert_eq!(decode_as(Transport::KernelRc, &bytes).unwrap().0, SendOp::Nothing);
+        bytes[24..28].copy_from_slice(&(3u32 << 12 | 1 << 3 | 1 << 5).to_le_bytes());
+        let found = fast_registration(&bytes).unwrap();
+        let access = emtt::Access::LOCAL_WRITE | emtt::Access::REMOTE_WRITE;
+        assert_eq!((found.key, found.iova, found.len), (0x1716_1514, 0x0F0E_0D0C_0B0A_0908, 0x1312_1110));
+        assert_eq!((found.count, found.access, found.inline.unwrap()[0]), (3, access, 0x2726_2524_2322_2120));
+        bytes[24..28].copy_from_slice(&(512u32 << 12 | 1 << 6).to_le_bytes());
+        let found = fast_registration(&bytes).unwrap();
+        assert_eq!((found.count, found.access, found.inline), (512, emtt::Access::empty(), None));
+        // More in line than there is room for, and a form that does not exist.
+        for word in [5u32 << 12, 1 << 12 | 2 << 6] {
+            bytes[24..28].copy_from_slice(&word.to_le_bytes());
+            assert!(fast_registration(&bytes).is_err());
         }
     }
 

@@ -15,7 +15,7 @@ use super::function::Function;
 use super::layout::{
     CONTEXT_PAGES, Context, EQE, FLAGS, LOCAL_DMA_LKEY, LOG_AHS, LOG_CQE, LOG_GIDS, LOG_MR_SIZE, LOG_RECV_WR, QBLOCK,
 };
-use crate::datapath::{Datapath, NewRegion, QueueRuns};
+use crate::datapath::{Datapath, NewFastRegion, NewRegion, QueueRuns};
 use crate::pci::memory::{Pins, Run};
 
 /// Contiguous parts of registered memory per device: each costs the daemon some 50 bytes, and a guest can name a part again
@@ -207,6 +207,15 @@ impl Function {
             let RegMr { index, key, pdn, access, .. } = reg;
             let (guest, new) = (self.guest, NewRegion { index, key, pdn, iova: 0, access, runs: Vec::new() });
             return self.ask(move |datapath| datapath.guest_reg_all(guest, new))?;
+        }
+        if let MrKind::Fast { list, capacity, shift } = reg.kind {
+            let range = GpaRange::new(Gpa(list), 8 * u64::from(capacity)).map_err(failed)?;
+            let (pins, list) = self.memory.pin(&[range], Protection::READ).map_err(failed)?;
+            let (guest, new) = (self.guest, NewFastRegion { index: reg.index, pdn: reg.pdn, capacity, shift, list });
+            self.ask(move |datapath| datapath.guest_reg_fast(guest, new))??;
+            self.runs += pins.runs;
+            self.mrs.insert(reg.index, pins);
+            return Ok(());
         }
         let pinned = self.memory.pin(&self.ranges(&reg)?, reg.need()).map_err(failed)?;
         self.reg_pinned(reg, pinned)

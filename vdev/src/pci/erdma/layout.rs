@@ -86,6 +86,8 @@ pub const PDS: u32 = 131_072;
 pub const FLAGS: u32 = 0x80 | 0x20 | 0x08;
 /// The key with which the guest's kernel, and nobody else, reaches all memory.
 pub const LOCAL_DMA_LKEY: u32 = 0xFFFF_FF00;
+/// Most pages of a fast registration: fixed in the driver.
+pub const FAST_PAGES: u32 = 512;
 /// Bytes of a block of the command and send queues, and of a receive or completion entry.
 pub const BLOCK: u64 = 32;
 /// Bytes of an event queue entry.
