@@ -240,29 +240,9 @@ impl Bed {
         format!("{}\n--- vrdma\n{why}\n{shown}\n--- guest\n{guest}", printed.join("\n---\n"))
     }
 
-    /// Program and options of one side: that at `own`, which listens if it has no peer.
-    fn words(&self, row: &Row, port: &str, own: &str, gid_index: u32, peer: Option<&str>) -> Vec<String> {
-        let options = row.options;
-        let all = match (row.program, peer) {
-            ("rping", None) => format!("rping -s -a {own} -p {port} {options}"),
-            ("rping", Some(peer)) => format!("rping -c -a {peer} -p {port} {options}"),
-            ("rdma_client", None) => format!("rdma_server -p {port} {options}"),
-            ("rdma_client", Some(peer)) => format!("rdma_client -s {peer} -p {port} {options}"),
-            (program, peer) => {
-                let pingpong = program.starts_with("ibv_");
-                let gid = format!("{} {gid_index}", if pingpong { "-g" } else { "-x" });
-                // perftest agrees on the smaller of both ends' MTUs; the pingpongs must be told.
-                let told = pingpong && program != "ibv_ud_pingpong";
-                let mtu = if told { format!("-m {}", self.path.path_mtu()) } else { String::new() };
-                format!("{program} {options} -p {port} {gid} {mtu} {}", peer.unwrap_or_default())
-            }
-        };
-        all.split_whitespace().map(str::to_owned).collect()
-    }
-
     fn on_host(&mut self, row: &Row, port: &str, peer: Option<&str>) -> Running {
         let own = if self.path.ipv6 { Switch::IPV6 } else { Switch::IPV4 };
-        let mut words = self.words(row, port, own, 0, peer);
+        let mut words = words(row, port, own, 0, self.path.path_mtu(), peer);
         words.splice(..1, self.image.program(&words[0]));
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         Running::Host(Box::new(self.daemon.run(if self.path.ipv6 { "v6" } else { "v4" }, &words)))
@@ -272,7 +252,7 @@ impl Bed {
         let gid_index = self.gid_index[usize::from(self.path.ipv6)];
         let at = self.switch.port(0);
         let own = if self.path.ipv6 { &at.ipv6 } else { &at.ipv4 };
-        let words = self.words(row, port, own, gid_index, peer).join(" ");
+        let words = words(row, port, own, gid_index, self.path.path_mtu(), peer).join(" ");
         // Programs of rdma_cm find the device by address.
         let device = if matches!(row.program, "rping" | "rdma_client") { "" } else { "-d rxe0" };
         Running::Guest(self.guest.start(&format!("exec {words} {device}")))
@@ -302,13 +282,33 @@ impl Bed {
     }
 }
 
+/// Program and options of one side: that at `own`, which listens if it has no peer.
+pub(crate) fn words(row: &Row, port: &str, own: &str, gid_index: u32, path_mtu: u32, peer: Option<&str>) -> Vec<String> {
+    let options = row.options;
+    let all = match (row.program, peer) {
+        ("rping", None) => format!("rping -s -a {own} -p {port} {options}"),
+        ("rping", Some(peer)) => format!("rping -c -a {peer} -p {port} {options}"),
+        ("rdma_client", None) => format!("rdma_server -p {port} {options}"),
+        ("rdma_client", Some(peer)) => format!("rdma_client -s {peer} -p {port} {options}"),
+        (program, peer) => {
+            let pingpong = program.starts_with("ibv_");
+            let gid = format!("{} {gid_index}", if pingpong { "-g" } else { "-x" });
+            // perftest agrees on the smaller of both ends' MTUs; the pingpongs must be told.
+            let told = pingpong && program != "ibv_ud_pingpong";
+            let mtu = if told { format!("-m {path_mtu}") } else { String::new() };
+            format!("{program} {options} -p {port} {gid} {mtu} {}", peer.unwrap_or_default())
+        }
+    };
+    all.split_whitespace().map(str::to_owned).collect()
+}
+
 /// Whether the two sides meet through rdma_cm rather than over TCP.
-fn is_by_cm(row: &Row) -> bool {
+pub(crate) fn is_by_cm(row: &Row) -> bool {
     matches!(row.program, "rping" | "rdma_client") || row.options.split(' ').any(|word| word == "-R")
 }
 
 /// The figure of a report that people compare: perftest's average bandwidth or typical latency, else the last line.
-fn figure(report: &str) -> String {
+pub(crate) fn figure(report: &str) -> String {
     let lines = result_lines(report);
     let last = lines.last();
     match last {
@@ -321,14 +321,14 @@ fn figure(report: &str) -> String {
 }
 
 /// The end of an output as one line.
-fn one_line(output: &str) -> String {
+pub(crate) fn one_line(output: &str) -> String {
     let dashes = |line: &&str| !line.trim().is_empty() && !line.contains("-----");
     let lines: Vec<&str> = output.lines().filter(dashes).map(str::trim).collect();
     lines[lines.len().saturating_sub(3)..].join(" / ")
 }
 
 /// As the kernel prints a GID made of an IPv4 address.
-fn mapped_gid(ipv4: &str) -> String {
+pub(crate) fn mapped_gid(ipv4: &str) -> String {
     let address: std::net::Ipv4Addr = ipv4.parse().expect("an IPv4 address");
     full_gid(&address.to_ipv6_mapped().to_string())
 }

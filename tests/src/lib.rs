@@ -11,6 +11,7 @@ mod built;
 pub mod container;
 mod control_client;
 mod daemon;
+pub mod erdma;
 pub mod fuzz;
 pub mod interop;
 pub mod matrix;

@@ -1,7 +1,5 @@
 //! A virtual machine with a stock kernel and the mainline `erdma` driver, unmodified, on a device of the daemon.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use tests::vm::{Guest, GuestOptions, Image};
@@ -12,17 +10,11 @@ const IP: &str = "203.0.113.10";
 /// Emulation on a busy machine takes its time.
 const LIMIT: Duration = Duration::from_secs(180);
 
-fn module() -> Option<String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("vm/erdma");
-    let output = Command::new(script).arg("--find").output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
-}
-
 #[test]
 fn a_guest_with_the_mainline_driver_moves_data() {
     let _turn = one_at_a_time();
     let Some(image) = Image::or_skip() else { return };
-    let Some(module) = module() else { return skip("no erdma module (tests/vm/erdma builds it)") };
+    let Some(module) = tests::erdma::module() else { return skip("no erdma module (tests/vm/erdma builds it)") };
     let mut daemon = Daemon::start();
     let socket = daemon.folder().join("vm0.vfio");
     let added = daemon.cli(&["dev", "add", "vm0", "--ip", IP, "--mac", MAC, "--vfio-user", socket.to_str().unwrap()]);

@@ -126,13 +126,26 @@ impl Guest {
         let guest = Guest { qemu, folder, port, jobs, next: AtomicU32::new(1) };
         let ready = guest.jobs.wait(BOOT_LIMIT, |state| state.ready.then_some(()));
         assert!(ready.is_some(), "the guest did not come up in {BOOT_LIMIT:?}; {}", guest.last_words());
-        if let Some((_, port)) = network {
-            guest.succeed(&format!(
+        guest.bring_up(network.map(|(_, port)| port));
+        guest
+    }
+
+    fn bring_up(&self, port: Option<&Port>) {
+        if let Some(port) = port {
+            self.succeed(&format!(
                 "ip link set eth0 up && ip addr add {}/24 dev eth0 && ip addr add {}/64 dev eth0 nodad",
                 port.ipv4, port.ipv6
             ));
         }
-        guest
+    }
+
+    /// Lets the guest restart, and waits until it is up again. QEMU must have been given `-action reboot=reset`.
+    pub fn reboot(&self, port: Option<&Port>) {
+        self.jobs.state().ready = false;
+        let _restart = std::mem::ManuallyDrop::new(self.start("busybox reboot -f"));
+        let ready = self.jobs.wait(BOOT_LIMIT, |state| state.ready.then_some(()));
+        assert!(ready.is_some(), "the guest did not come up again in {BOOT_LIMIT:?}; {}", self.last_words());
+        self.bring_up(port);
     }
 
     /// Starts a script of bash in the guest.

@@ -1,8 +1,9 @@
-//! The long runs with virtual machines: `tests/vm/run interop`, `tests/vm/run side-by-side`.
+//! The long runs with virtual machines: `tests/vm/run interop`, `tests/vm/run side-by-side`, `tests/vm/run erdma`.
 //!
 //! Each prints a table and keeps it in a file beside `tests/vm/run`. The exit status is 0 if every row passed, 1 if one did not,
 //! and 77 after `SKIP` and a reason if something that they need is absent.
 
+mod erdma;
 mod interop;
 mod side_by_side;
 
@@ -28,6 +29,12 @@ enum Run {
     Interop(interop::Options),
     /// vrdma and Linux soft-RoCE in the same guest, as ratios; keeps side-by-side.md.
     SideBySide,
+    /// Guests with the mainline erdma driver on devices of vrdma; keeps erdma.md.
+    Erdma {
+        /// Only rows that hold one of these words; the kept table stays as it is.
+        #[arg(value_name = "PART OF A ROW")]
+        parts: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -39,6 +46,7 @@ fn main() -> ExitCode {
     match arguments.run {
         Run::Interop(options) => interop::run(&image, &options),
         Run::SideBySide => side_by_side::run(&image),
+        Run::Erdma { parts } => erdma::run(&image, &parts),
     }
 }
 
