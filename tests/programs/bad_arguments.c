@@ -147,6 +147,13 @@ static int memory(struct ibv_context *context, struct ibv_context *other)
 	CODE(EBUSY, ibv_dealloc_pd(pd));
 	CODE(0, ibv_dereg_mr(mr));
 
+	/* A region of nothing is for work requests alone, and stays what it is. */
+	MUST(mr = ibv_alloc_null_mr(pd));
+	RESULT(1, 0, mr->addr == NULL && mr->length == SIZE_MAX && mr->rkey == 0 && mr->lkey != 0);
+	RESULT(IBV_REREG_MR_ERR_INPUT, EINVAL, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE));
+	CODE(EBUSY, ibv_dealloc_pd(pd));
+	CODE(0, ibv_dereg_mr(mr));
+
 	/* What can be mapped can be registered. */
 	MUST(ftruncate(fd, 8192) == 0);
 	MUST(mr = ibv_reg_dmabuf_mr(pd, 100, 4096, 0x1000, fd, IBV_ACCESS_LOCAL_WRITE));

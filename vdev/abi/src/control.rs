@@ -63,6 +63,12 @@ pub enum Request {
         /// The region.
         mr: Handle,
     },
+    /// New region of zeros, which forgets what is written to it: as long as all addresses, and for work requests only. Answer:
+    /// [`Reply::Region`], without a remote key.
+    AllocNullMr {
+        /// The domain.
+        pd: Handle,
+    },
     /// New memory window, bound to nothing. Answer: [`Reply::Window`].
     AllocMw {
         /// The domain.

@@ -103,6 +103,10 @@ impl<'a> Caller<'a> {
                 self.reg_mr(client, &process, Some(mr), MrRequest { pd, addr, length, iova, access, shared }, fds).await
             }
             Request::DeregMr { mr } => self.done(move |d| d.dereg_mr(client, mr)).await,
+            Request::AllocNullMr { pd } => {
+                let region = self.on_datapath(move |d| d.alloc_null_mr(client, pd)).await?;
+                Ok((Reply::Region { mr: region.handle, lkey: region.lkey, rkey: 0, mapped: true }, Vec::new()))
+            }
             Request::AllocMw { pd, kind } => self.alloc_mw(client, pd, kind).await,
             Request::DeallocMw { mw } => self.done(move |d| d.dealloc_mw(client, mw)).await,
             Request::CreateChannel => self.create_channel(client).await,

@@ -20,7 +20,7 @@ use super::clients::{Channel, Client, ClientId, CompletionQueue, QueuePair, Regi
 use super::handles::Handles;
 use super::limits;
 use crate::attr;
-use crate::memory::{Piece, Place, Resolved, SharedMapping};
+use crate::memory::{Memories, Piece, Place, Resolved, SharedMapping};
 
 /// A refusal with this error number.
 pub fn refuse(errno: i32, message: impl Into<String>) -> Refusal {
@@ -138,6 +138,19 @@ impl Datapath {
         };
         let client = self.client(id).expect("found above");
         let handle = client.regions.insert(Region { lkey: mr.lkey, mappings }).expect("room was checked");
+        Ok(NewRegion { handle, lkey: mr.lkey.0, rkey: mr.rkey.0 })
+    }
+
+    /// New region of zeros that forgets what is written to it, for the client's own requests.
+    pub fn alloc_null_mr(&mut self, id: ClientId, pd: Handle) -> Answer<NewRegion> {
+        let (rnic, client) = self.with_client(id)?;
+        let &pd = client.pds.get(pd).ok_or_else(|| unknown("protection domain", pd))?;
+        if !client.regions.has_room() {
+            return Err(full("memory regions", limits::REGIONS));
+        }
+        let runs = vec![Segment { owner: Owner::Host(Memories::NULL), addr: 0, len: u64::MAX }];
+        let mr = rnic.reg_mr(pd, MrInit { iova: 0, access: Access::LOCAL_WRITE, runs }).map_err(|error| refused(&error))?;
+        let handle = client.regions.insert(Region { lkey: mr.lkey, mappings: Vec::new() }).expect("room was checked");
         Ok(NewRegion { handle, lkey: mr.lkey.0, rkey: mr.rkey.0 })
     }
 

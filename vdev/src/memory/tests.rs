@@ -186,6 +186,45 @@ fn every_pair_of_memory_kinds() {
     }
 }
 
+/// Memory that is nowhere: zeros come out, and what goes in is gone, beside memory of every kind.
+#[test]
+fn null_memory_between_others() {
+    let (heap, object) = (Range::heap(), Range::object());
+    heap.fill(1);
+    object.fill(2);
+    let process = Child::fork();
+    let process = process.process();
+    let mut memories = Memories::new();
+    let null = segment(Memories::NULL, 0, u64::MAX);
+    for range in [&heap, &object] {
+        let resolved = resolve(&process, range.addr, range.len as u64, true, range.shared()).unwrap();
+        let whole = segments(&mut memories, &process, &resolved)[0];
+        let mut wanted = read(&mut memories, part(whole, 0, 70_000)).unwrap();
+        // 40,000 zeros from nowhere, in the middle of a copy.
+        let source = [part(whole, 60_000, 1000), part(null, u64::MAX - 50_000, 40_000), part(whole, 61_000, 9000)];
+        memories.copy(&source, &[part(whole, 0, 50_000)]).unwrap();
+        wanted.copy_within(60_000..61_000, 0);
+        wanted[1000..41_000].fill(0);
+        wanted.copy_within(61_000..70_000, 41_000);
+        assert!(read(&mut memories, part(whole, 0, 70_000)).unwrap() == wanted);
+        // To nowhere: the first and the last part are forgotten.
+        let target = [part(null, 5, 3000), part(whole, 0, 1000), part(null, 0, 5000)];
+        memories.copy(&[part(whole, 60_000, 9000)], &target).unwrap();
+        wanted.copy_within(63_000..64_000, 0);
+        assert!(read(&mut memories, part(whole, 0, 70_000)).unwrap() == wanted);
+        // And by packets.
+        let mut buf = [7; 300];
+        let pieces = [(part(whole, 0, 100), 0), (part(null, 9, 100), 100), (part(whole, 44_000, 100), 200)];
+        let pieces = pieces.map(|(segment, at)| rnic::Piece { segment, at });
+        memories.gather(&pieces, &mut buf).unwrap();
+        assert_eq!(buf[..], [&wanted[..100], &[0; 100], &wanted[44_000..44_100]].concat());
+        memories.scatter(&pieces, &[9; 300]).unwrap();
+        assert_eq!(read(&mut memories, part(whole, 0, 100)).unwrap(), [9; 100]);
+    }
+    memories.copy(&[part(null, 0, 100)], &[part(null, 0, 100)]).unwrap();
+    assert!(memories.atomic(part(null, 0, 8), rnic::AtomicOp::FetchAdd { add: 1 }).is_err());
+}
+
 #[test]
 fn a_burst_of_pieces_goes_where_each_belongs() {
     let (heap, object) = (Range::heap(), Range::object());

@@ -37,9 +37,17 @@ pub struct Memories {
 enum Site<'a> {
     Process(&'a Process, u64),
     Mapped(*mut u8),
+    /// Nowhere: zeros to read, and nothing kept of what is written.
+    Null,
 }
 
+/// What is read from nowhere, a piece at a time.
+static ZEROS: [u8; 16 << 10] = [0; 16 << 10];
+
 impl Memories {
+    /// A memory space that is there always: all addresses hold zeros, and what is written is forgotten (`ibv_alloc_null_mr`).
+    pub const NULL: MemId = MemId(u32::MAX);
+
     /// No memory yet. Installs the fault handler of [`Copier`].
     pub fn new() -> Memories {
         Memories::watched(Arc::default())
@@ -90,7 +98,7 @@ impl Memories {
         match site(&self.slab, &at)? {
             // SAFETY: in a mapping that the slab keeps; `buf` is ours to write.
             Site::Mapped(memory) => unsafe { self.copier.copy(buf.as_mut_ptr(), memory, len) }.map_err(|_| DmaError(at)),
-            Site::Process(..) => Err(DmaError(at)),
+            Site::Process(..) | Site::Null => Err(DmaError(at)),
         }
     }
 
@@ -103,7 +111,7 @@ impl Memories {
         match site(&self.slab, &at)? {
             // SAFETY: in a mapping that the slab keeps; `bytes` is only read.
             Site::Mapped(memory) => unsafe { self.copier.copy(memory, bytes.as_ptr(), len) }.map_err(|_| DmaError(at)),
-            Site::Process(..) => Err(DmaError(at)),
+            Site::Process(..) | Site::Null => Err(DmaError(at)),
         }
     }
 
@@ -141,6 +149,7 @@ fn site<'a>(slab: &'a Slab, segment: &Segment) -> Result<Site<'a>, DmaError> {
         Some(Memory::Mapped { base, len, .. }) if segment.addr.checked_add(segment.len).is_some_and(|end| end <= *len) => {
             Ok(Site::Mapped(base.wrapping_add(segment.addr as usize)))
         }
+        None if id == Memories::NULL => Ok(Site::Null),
         _ => Err(DmaError(*segment)),
     }
 }
@@ -192,6 +201,9 @@ impl Memories {
                     // SAFETY: `local` is part of `buf`, `memory` of a mapping that the slab keeps.
                     unsafe { copier.copy(dst, src, bytes) }.map_err(|_| DmaError(*segment))?;
                 }
+                // SAFETY: `local` is part of `buf`, which is writable when it is read into.
+                Site::Null if direction == Direction::Read => unsafe { local.write_bytes(0, bytes) },
+                Site::Null => {}
             }
         }
         let Some((process, first)) = pending else { return Ok(()) };
@@ -312,6 +324,11 @@ impl Memories {
                     to.advance(bytes as u64);
                     done += bytes;
                 }
+                Site::Null => {
+                    let bytes = to_usize(segment.len).min(staged - done);
+                    to.advance(bytes as u64);
+                    done += bytes;
+                }
                 Site::Process(target, _) => {
                     while !batch.is_full()
                         && done + batch.bytes() < staged
@@ -350,6 +367,29 @@ impl Dma for Memories {
         while let (Some(source), Some(target)) = (from.rest(), to.rest()) {
             let (Owner::Host(source_id), Owner::Host(target_id)) = (source.owner, target.owner);
             match (site(&self.slab, &source)?, site(&self.slab, &target)?) {
+                (_, Site::Null) => {
+                    let bytes = source.len.min(target.len);
+                    from.advance(bytes);
+                    to.advance(bytes);
+                }
+                (Site::Null, site) => {
+                    let bytes = source.len.min(target.len).min(ZEROS.len() as u64);
+                    let zeros = ZEROS.as_ptr();
+                    match site {
+                        Site::Process(process, addr) => {
+                            self.batch.push(zeros.cast_mut(), addr, to_usize(bytes));
+                            // SAFETY: the local side is `ZEROS`, which a write to the process only reads.
+                            unsafe { self.batch.run(process, Direction::Write) }.map_err(|_| DmaError(target))?;
+                        }
+                        Site::Mapped(dst) => {
+                            // SAFETY: from `ZEROS` to a mapping that the slab keeps.
+                            unsafe { self.copier.copy(dst, zeros, to_usize(bytes)) }.map_err(|_| DmaError(target))?;
+                        }
+                        Site::Null => {}
+                    }
+                    from.advance(bytes);
+                    to.advance(bytes);
+                }
                 (Site::Mapped(src), Site::Mapped(dst)) => {
                     let bytes = source.len.min(target.len);
                     // SAFETY: both lie in mappings that the slab keeps.
@@ -378,6 +418,7 @@ impl Dma for Memories {
                 }
             }
             .map_err(|_| DmaError(at)),
+            Site::Null => Err(DmaError(at)),
             Site::Process(process, addr) => {
                 let mut before = 0u64;
                 self.batch.push((&raw mut before).cast(), addr, 8);

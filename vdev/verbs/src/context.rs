@@ -294,7 +294,9 @@ fn verbs(device: &'static Device, cmd_fd: i32, async_fd: i32) -> verbs_context {
     verbs_context {
         newer: [ptr::null(); 6],
         query_port: Some(crate::query::query_port),
-        others0: [ptr::null(); 13],
+        advise_mr: ptr::null(),
+        alloc_null_mr: Some(crate::memory::alloc_null_mr),
+        others0: [ptr::null(); 11],
         alloc_parent_domain: Some(crate::domain::alloc_parent_domain),
         dealloc_td: Some(crate::domain::dealloc_td),
         alloc_td: Some(crate::domain::alloc_td),

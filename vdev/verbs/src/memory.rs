@@ -115,6 +115,8 @@ struct Range {
     iova: u64,
     /// Access flags as the program gave them.
     flags: u32,
+    /// Of no memory: it cannot be registered anew.
+    is_null: bool,
 }
 
 /// Pages of a descriptor, mapped into this process for as long as they are registered.
@@ -132,7 +134,7 @@ impl Drop for MappedFd {
 
 /// Asks the daemon for a registration, in the place of an earlier one if its handle is given: its handle, lkey and rkey.
 fn register(context: &Context, earlier: Option<u32>, pd: u32, range: Range) -> Result<(u32, u32, u32), Errno> {
-    let Range { addr, length, iova, flags } = range;
+    let Range { addr, length, iova, flags, .. } = range;
     let flags = check_access(flags)?;
     let iova = if flags & access::ZERO_BASED != 0 { 0 } else { iova };
     if addr.checked_add(length).is_none() || iova.checked_add(length).is_none() {
@@ -162,12 +164,51 @@ unsafe fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, range: Range, mapped: Optio
     // SAFETY: per contract.
     let (context, pd_handle) = unsafe { (Context::of((*pd).context), (*pd).handle) };
     let (handle, lkey, rkey) = register(context, None, pd_handle, range)?;
+    // SAFETY: per contract.
+    Ok(unsafe { give(pd, (handle, lkey, rkey), addr, range, mapped) })
+}
+
+/// Makes what the program gets of a registration: handle, lkey and rkey.
+///
+/// # Safety
+/// The domain is live and ours.
+unsafe fn give(
+    pd: *mut ibv_pd,
+    (handle, lkey, rkey): (u32, u32, u32),
+    addr: *mut c_void,
+    range: Range,
+    mapped: Option<MappedFd>,
+) -> *mut ibv_mr {
+    // SAFETY: per contract.
+    let context = unsafe { Context::of((*pd).context) };
     context.users.fetch_add(1, Ordering::AcqRel);
     // SAFETY: per contract.
     unsafe { Pd::of(pd) }.users.fetch_add(1, Ordering::AcqRel);
     let length = usize::try_from(range.length).unwrap_or(usize::MAX);
     let ibv = ibv_mr { context: context.as_ibv(), pd, addr, length, handle, lkey, rkey };
-    Ok(Box::into_raw(Box::new(Mr { ibv, range, mapped })).cast())
+    Box::into_raw(Box::new(Mr { ibv, range, mapped })).cast()
+}
+
+/// # Safety
+/// The domain is live and ours.
+unsafe fn null_mr(pd: *mut ibv_pd) -> Result<*mut ibv_mr, Errno> {
+    // SAFETY: per contract.
+    let (context, domain) = unsafe { (Context::of((*pd).context), Pd::of(pd)) };
+    let request = Request::AllocNullMr { pd: domain.handle() };
+    let (reply, _) = context.call(&request, &[])?;
+    let Reply::Region { mr, lkey, rkey, .. } = reply else { return Err(unexpected(&request, &reply)) };
+    let range = Range { addr: 0, length: u64::MAX, iova: 0, flags: access::LOCAL_WRITE, is_null: true };
+    // SAFETY: per contract.
+    Ok(unsafe { give(pd, (mr, lkey, rkey), core::ptr::null_mut(), range, None) })
+}
+
+/// `ibv_alloc_null_mr`, called through the context.
+///
+/// # Safety
+/// The domain is live and ours.
+pub unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: per contract.
+    if unsafe { own_object(pd) } { pointer(unsafe { null_mr(pd) }) } else { null(libc::EINVAL) }
 }
 
 /// Registers memory of this process.
@@ -176,7 +217,7 @@ unsafe fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, range: Range, mapped: Optio
 /// The domain is live and ours.
 unsafe fn reg_own(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, flags: u32) -> Result<*mut ibv_mr, Errno> {
     // SAFETY: per contract.
-    unsafe { reg_mr(pd, addr, Range { addr: addr as u64, length: length as u64, iova, flags }, None) }
+    unsafe { reg_mr(pd, addr, Range { addr: addr as u64, length: length as u64, iova, flags, is_null: false }, None) }
 }
 
 /// Maps the pages of a descriptor around a range.
@@ -211,7 +252,7 @@ unsafe fn reg_fd(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_i
         return Err(Errno(libc::EINVAL));
     }
     let (mapped, addr) = map_fd(fd, offset, length, known & access::LOCAL_WRITE != 0)?;
-    let range = Range { addr: addr as u64, length: length as u64, iova, flags };
+    let range = Range { addr: addr as u64, length: length as u64, iova, flags, is_null: false };
     // SAFETY: per contract. The address that a program sees is the offset, as with other devices.
     unsafe { reg_mr(pd, offset as *mut c_void, range, Some(mapped)) }.map_err(|error| match error {
         Errno(libc::EFAULT) => Errno(libc::EOPNOTSUPP),
@@ -236,7 +277,7 @@ unsafe fn rereg_mr(
     let ours = unsafe { &mut *mr.cast::<Mr>() };
     // SAFETY: per contract.
     let context = unsafe { Context::of(ours.ibv.context) };
-    if flags == 0 || flags & !rereg::KNOWN != 0 {
+    if flags == 0 || flags & !rereg::KNOWN != 0 || ours.range.is_null {
         return Err(INVALID);
     }
     let mut range = ours.range;

@@ -4,7 +4,7 @@ use super::extended::{
     ibv_cq_ex, ibv_cq_init_attr_ex, ibv_parent_domain_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr, ibv_values_ex,
 };
 use super::layout;
-use super::object::{ibv_cq, ibv_mw, ibv_pd, ibv_qp, ibv_srq};
+use super::object::{ibv_cq, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_srq};
 use super::work::{ibv_mw_bind, ibv_recv_wr, ibv_send_wr, ibv_wc};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -66,7 +66,9 @@ pub const EXTENDED: *mut c_void = usize::MAX as *mut c_void;
 pub struct verbs_context {
     pub newer: [*const c_void; 6],
     pub query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
-    pub others0: [*const c_void; 13],
+    pub advise_mr: *const c_void,
+    pub alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
+    pub others0: [*const c_void; 11],
     pub alloc_parent_domain: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>,
     pub dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
     pub alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
@@ -83,7 +85,7 @@ pub struct verbs_context {
     pub size: usize,
     pub context: ibv_context,
 }
-layout!(verbs_context: 696, query_port @ 48, alloc_parent_domain @ 160, dealloc_td @ 168, alloc_td @ 176, query_rt_values @ 240,
+layout!(verbs_context: 696, query_port @ 48, alloc_null_mr @ 64, alloc_parent_domain @ 160, dealloc_td @ 168, alloc_td @ 176, query_rt_values @ 240,
     create_cq_ex @ 248, private @ 256 as "priv", query_device_ex @ 264, open_qp @ 304, create_qp_ex @ 312, size @ 360 as "sz", context @ 368);
 
 /// `struct ibv_device_attr`. GUIDs are in network byte order.
