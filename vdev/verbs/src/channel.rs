@@ -69,25 +69,21 @@ pub enum Event<T> {
     Record(T),
     /// The daemon is gone.
     End,
-    /// No record, with the reason: `EAGAIN` where the program made the pipe non-blocking.
+    /// No record, with the reason: `EAGAIN` where the program made the pipe non-blocking, `EINTR` where a signal came whose handler
+    /// the program did not install with `SA_RESTART`: such programs want to be told.
     None(Errno),
 }
 
 /// Reads one record of `N` bytes. The daemon writes whole records, so that a pipe never holds a part of one.
 pub fn read_record<const N: usize>(pipe: c_int) -> Event<[u8; N]> {
     let mut record = [0; N];
-    loop {
-        // SAFETY: `N` writable bytes.
-        let read = unsafe { libc::read(pipe, record.as_mut_ptr().cast(), N) };
-        match usize::try_from(read) {
-            Ok(len) if len == N => return Event::Record(record),
-            Ok(0) => return Event::End,
-            Ok(_) => return Event::None(Errno(libc::EPROTO)),
-            Err(_) => match std::io::Error::last_os_error().raw_os_error() {
-                Some(libc::EINTR) => {}
-                error => return Event::None(Errno(error.unwrap_or(libc::EIO))),
-            },
-        }
+    // SAFETY: `N` writable bytes.
+    let read = unsafe { libc::read(pipe, record.as_mut_ptr().cast(), N) };
+    match usize::try_from(read) {
+        Ok(len) if len == N => Event::Record(record),
+        Ok(0) => Event::End,
+        Ok(_) => Event::None(Errno(libc::EPROTO)),
+        Err(_) => Event::None(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))),
     }
 }
 
@@ -144,4 +140,53 @@ verbs! {
             let ours = Cq::of(cq);
             Context::of((*cq).context).acknowledge(ours.cookie(), u64::from(events));
         } else ();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+    use std::io::Write;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    extern "C" fn nothing(_: c_int) {}
+
+    fn handle(flags: SaFlags) {
+        let action = SigAction::new(SigHandler::Handler(nothing), flags, SigSet::empty());
+        // SAFETY: the handler does nothing, and no other test uses this signal.
+        unsafe { sigaction(Signal::SIGURG, &action) }.unwrap();
+    }
+
+    /// As the C library's calls: programs bound their waiting with an alarm.
+    #[test]
+    fn a_signal_ends_waiting_unless_its_handler_says_otherwise() {
+        for restarts in [false, true] {
+            handle(if restarts { SaFlags::SA_RESTART } else { SaFlags::empty() });
+            let (pipe, mut writer) = std::io::pipe().unwrap();
+            let (to_me, from_it) = mpsc::channel();
+            let waiting = std::thread::spawn(move || {
+                // SAFETY: it only tells this thread's number.
+                to_me.send(unsafe { libc::pthread_self() }).unwrap();
+                read_record::<8>(pipe.as_raw_fd())
+            });
+            let thread = from_it.recv().unwrap();
+            // When it waits cannot be seen, so that one of several signals has to find it there.
+            for _ in 0..if restarts { 50 } else { u32::MAX } {
+                if waiting.is_finished() {
+                    break;
+                }
+                // SAFETY: it has not been joined, so that its number is still its own.
+                unsafe { libc::pthread_kill(thread, Signal::SIGURG as c_int) };
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // Nobody reads any more where the wait has ended.
+            let _ = writer.write_all(&[7; 8]);
+            match waiting.join().unwrap() {
+                Event::Record(record) => assert!(restarts && record == [7; 8]),
+                Event::None(Errno(error)) => assert!(!restarts && error == libc::EINTR, "{error}"),
+                Event::End => panic!("the pipe is open"),
+            }
+        }
+    }
 }

@@ -37,6 +37,10 @@ fn inline_data_are_copied_when_they_are_posted() {
     let sent = daemon.state().take_sends(0);
     assert_eq!((sent.len(), sent[0].inline.as_slice(), sent[0].entry.wr_id), (1, &b"firstsecond"[..], 9));
     assert_eq!((sent[0].entry.remote_addr, sent[0].entry.rkey, sent[0].entry.flags), (0x1234, 0x77, 2 | 8));
+    let all = [7; 256];
+    let request = ibv_send_wr { send_flags: 2 | 8, ..program.write(10, &[program.sge(&all, 0)]) };
+    assert_eq!(program.post_send(qp, &request), Ok(()), "as much as the queue pair was told");
+    assert_eq!(daemon.state().take_sends(0)[0].inline, all);
 }
 
 #[test]
@@ -314,8 +318,8 @@ fn small_payloads_of_unmapped_memory_go_along_in_the_entry() {
     assert_eq!(sent[0].inline, [&payload[1..100], &payload[200..357]].concat());
     assert_eq!((sent[1].inline.len(), sent[1].sges[0].lkey, sent[1].sges[0].length), (0, STAGING_LKEY, 257));
     assert_eq!((sent[2].inline.len(), sent[2].sges[0].lkey), (0, lkey ^ 0x100), "the device is to judge an unknown key");
-    // What the program asked for is what it may use itself.
-    let own = ibv_send_wr { send_flags: 8, ..program.write(9, &[program.sge(&payload[..101], lkey)]) };
+    // What the program was told is what it may use itself.
+    let own = ibv_send_wr { send_flags: 8, ..program.write(9, &[program.sge(&payload[..257], lkey)]) };
     assert_eq!(program.post_send(qp, &own), Err((libc::EINVAL, 9)));
 }
 

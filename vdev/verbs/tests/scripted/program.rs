@@ -138,6 +138,7 @@ impl Program {
         // SAFETY: live objects and valid attributes.
         let qp = unsafe { create(self.pd, &mut attr) };
         assert!(!qp.is_null(), "{}", std::io::Error::last_os_error());
+        assert_eq!(attr.cap.max_inline_data, 256, "what an entry holds, not what was asked for");
         self.qps.push(qp);
         QpIndex(self.qps.len() - 1)
     }
