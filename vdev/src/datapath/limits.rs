@@ -12,8 +12,8 @@ pub const CHANNELS: usize = 256;
 pub const CQS: usize = 4096;
 /// Shared receive queues.
 pub const SRQS: usize = 1024;
-/// Completions per queue.
-pub const CQE: u32 = 1 << 17;
+/// Completions per queue. libfabric's reliable datagrams ask for 196 608, unless they are told of fewer peers.
+pub const CQE: u32 = 1 << 18;
 /// Bytes of rings: the client's processes are charged for the pages, but the daemon reads them in.
 pub const RING_BYTES: u64 = 1 << 30;
 /// Clients per device.
