@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 const ROW_LIMIT: Duration = Duration::from_secs(120);
 /// How long a server may take until it listens.
 const LISTEN_LIMIT: Duration = Duration::from_secs(15);
+/// How long two programs may take until they meet.
+const MEET_LIMIT: Duration = Duration::from_secs(60);
 
 /// One row: the same program and options on both sides.
 #[derive(Clone, Copy, Debug)]
@@ -191,19 +193,32 @@ pub fn wait_until_listening(program: &mut Program, port: &str) {
     }
 }
 
-/// Runs a client against a server that listens by `rdma_cm`, and returns what it printed. That such a server listens shows only when it
-/// is connected to, so the client is started again as long as it is refused: for clients that make one connection, which is refused
-/// as a whole.
-pub fn until_served(server: &mut Program, mut start_client: impl FnMut() -> Program) -> String {
-    let deadline = Instant::now() + LISTEN_LIMIT;
+/// One of two programs that meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It listens.
+    Server,
+    /// It connects.
+    Client,
+}
+
+/// Starts two programs that meet by `rdma_cm`, and returns the server, and what the client printed when it had ended well. That a
+/// server listens shows only when it is connected to. perftest's also make a second connection, for which the server listens anew,
+/// so that a client that is refused may leave its server halfway: both are started again, the client later each time.
+pub fn meet(mut start: impl FnMut(End) -> Program) -> (Program, String) {
+    let deadline = Instant::now() + MEET_LIMIT;
+    let mut head_start = Duration::from_millis(50);
     loop {
-        let ended = start_client().end(ROW_LIMIT);
+        let mut server = start(End::Server);
+        std::thread::sleep(head_start);
+        let ended = start(End::Client).end(ROW_LIMIT);
         if ended.status.success() {
-            return ended.output;
+            return (server, ended.output);
         }
-        assert!(server.is_running(), "the server ended:\n{}\nthe client:\n{}", server.output(), ended.output);
-        assert!(Instant::now() < deadline, "the client is not served:\n{}\nthe server:\n{}", ended.output, server.output());
-        std::thread::sleep(Duration::from_millis(50));
+        let outputs = || format!("the client ended with {}:\n{}\nthe server:\n{}", ended.status, ended.output, server.output());
+        assert!(Instant::now() < deadline, "the two do not meet; {}", outputs());
+        server.kill();
+        head_start *= 2;
     }
 }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
-use tests::matrix::{free_port, until_served, wait_until_listening};
+use tests::matrix::{End, free_port, meet, wait_until_listening};
 use tests::{Daemon, Program, binary, missing_program, one_at_a_time, skip};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -111,8 +111,10 @@ impl Place {
 
     /// The same for programs that find each other by the devices' addresses.
     fn pair_by_address(&self, server: &str, client: &str, expected: &str) {
-        let mut server = self.run("a", &server.split(' ').collect::<Vec<_>>());
-        let output = until_served(&mut server, || self.run("b", &client.split(' ').collect::<Vec<_>>()));
+        let (mut server, output) = meet(|end| match end {
+            End::Server => self.run("a", &server.split(' ').collect::<Vec<_>>()),
+            End::Client => self.run("b", &client.split(' ').collect::<Vec<_>>()),
+        });
         server.succeed(LIMIT);
         assert!(output.contains(expected), "{expected:?} is missing in:\n{output}");
     }
