@@ -83,7 +83,8 @@ fn queue(rng: &mut Rng, mtu: u32) -> QueueKeys {
 fn workload(rng: &mut Rng, mtu: u32) -> WorkloadKeys {
     use Pattern::*;
     let pattern = [Permutation, Incast, AllToAll, RingAllReduce, TreeAllReduce][rng.below(5) as usize];
-    let packets = between(rng, 0, 40);
+    // Every host has as many transfers as there are others.
+    let packets = between(rng, 0, if pattern == AllToAll { 5 } else { 40 });
     WorkloadKeys {
         pattern,
         bytes: packets * mtu + between(rng, 0, 3) * between(rng, 0, mtu),

@@ -141,3 +141,15 @@ fn real_and_synthetic_payload_take_the_same_time() {
         assert_eq!(real.packets, synthetic.packets, "{operation}");
     }
 }
+
+/// The configuration that is compared with a published simulator, with 16 hosts: a flow that meets no other takes as long as there.
+#[test]
+fn a_flow_of_the_reference_takes_as_long_as_there() {
+    let mut sim = Sim::new(&fabric::reference::scenario(4, 1), None).unwrap();
+    sim.run();
+    let report = sim.report();
+    assert_eq!((report.violation_count, report.succeeded), (0, 16));
+    let (_, reference) = fabric::reference::SINGLE_PATH_US[0];
+    let ratio = report.completion_us.min / reference;
+    assert!((0.98..1.02).contains(&ratio), "{} and {reference} us", report.completion_us.min);
+}
