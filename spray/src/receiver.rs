@@ -5,6 +5,9 @@ use core::time::Duration;
 use roce::wire::spray_ext::{Sack, Stamp};
 use roce::{Instant, Psn};
 
+/// Probes that can wait to be answered at a time.
+const PROBES: usize = 4;
+
 /// What a data packet or a probe brings besides its PSN and payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
@@ -27,7 +30,8 @@ pub struct Receiver {
     delay: Duration,
     /// What the next acknowledgement echoes, and the PSN of that packet.
     echo: Option<(Arrived, Psn)>,
-    answers_probe: bool,
+    /// Probes that wait to be answered, each by an acknowledgement of its own.
+    probes: [Option<Arrived>; PROBES],
     /// Packets since the last acknowledgement.
     unacked: u16,
     is_due: bool,
@@ -50,7 +54,7 @@ impl Receiver {
             every,
             delay,
             echo: None,
-            answers_probe: false,
+            probes: [None; PROBES],
             unacked: 0,
             is_due: false,
             due_at: None,
@@ -68,6 +72,16 @@ impl Receiver {
     /// See [`RxWindow::advance`].
     pub fn advance(&mut self) -> u32 {
         self.window.advance()
+    }
+
+    /// See [`RxWindow::pass`].
+    pub fn pass(&mut self) -> bool {
+        self.window.pass()
+    }
+
+    /// See [`RxWindow::restart`].
+    pub fn restart(&mut self, expected: Psn) {
+        self.window.restart(expected);
     }
 
     /// A packet that stands for `count` PSNs arrived, and there is room for what it brings. [`Arrival::New`]: it is taken.
@@ -95,32 +109,41 @@ impl Receiver {
         arrival
     }
 
-    /// A probe arrived.
+    /// A probe arrived. More of them at a time than are remembered go unanswered.
     pub fn on_probe(&mut self, arrived: Arrived) {
-        self.echo = Some((arrived, self.window.cumulative()));
-        (self.answers_probe, self.is_due) = (true, true);
+        if let Some(free) = self.probes.iter_mut().find(|probe| probe.is_none()) {
+            *free = Some(arrived);
+        }
     }
 
     /// The acknowledgement that is due now: the PSN for its BTH, and its headers. `msn` is the count of messages whose effects are
-    /// complete. Call [`Receiver::advance`] before.
+    /// complete. Call [`Receiver::advance`] before, and this until there is none.
     pub fn poll_sack(&mut self, now: Instant, msn: u32) -> Option<(Psn, Sack)> {
+        if let Some(probe) = self.probes.iter_mut().find_map(Option::take) {
+            let sack = self.sack(msn, probe, self.window.cumulative());
+            return Some((self.window.cumulative(), Sack { answers_probe: true, ..sack }));
+        }
         if !self.is_due && self.due_at.is_none_or(|at| now < at) {
             return None;
         }
         let (echo, newest) = self.echo.take()?;
-        let sack = Sack {
+        (self.unacked, self.is_due, self.due_at) = (0, false, None);
+        Some((self.window.cumulative(), self.sack(msn, echo, newest)))
+    }
+
+    /// Where the receiver stands, with the echo of a packet, and with the part of the map that holds `newest`.
+    fn sack(&self, msn: u32, echo: Arrived, newest: Psn) -> Sack {
+        Sack {
             stamp: Stamp { msn, time: echo.time },
             port: echo.port,
             marked: echo.marked,
-            answers_probe: core::mem::take(&mut self.answers_probe),
+            answers_probe: false,
             window: self.window.capacity() as u16,
             received: self.received,
             received_marked: self.received_marked,
             duplicates: self.duplicates,
             map: self.window.map(newest),
-        };
-        (self.unacked, self.is_due, self.due_at) = (0, false, None);
-        Some((self.window.cumulative(), sack))
+        }
     }
 
     /// When [`Receiver::poll_sack`] wants to be called if nothing arrives before.

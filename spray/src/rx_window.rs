@@ -106,6 +106,33 @@ impl RxWindow {
         Arrival::New
     }
 
+    /// Whether the oldest PSN that was awaited has arrived, and waits to be passed.
+    pub fn has_next(&self) -> bool {
+        self.span > 0 && self.bit(self.expected)
+    }
+
+    /// Moves the window over the one PSN that [`RxWindow::has_next`] tells of: for those whose effects may fail. False if it has not
+    /// arrived.
+    pub fn pass(&mut self) -> bool {
+        let has_next = self.has_next();
+        if has_next {
+            let (word, bit) = self.place(self.expected);
+            self.words[word] &= !bit;
+            self.expected = self.expected.plus(1);
+            self.span -= 1;
+        }
+        has_next
+    }
+
+    /// Awaits `expected` next, as packets of another kind were taken.
+    ///
+    /// # Panics
+    /// If packets are held beyond a gap: a fault of the caller.
+    pub fn restart(&mut self, expected: Psn) {
+        assert!(self.span == 0, "packets have arrived that were not passed");
+        self.expected = expected;
+    }
+
     /// Moves the window over everything that is complete. Returns how many PSNs that were: their effects may happen now, in
     /// order, the first at what [`RxWindow::expected`] was before.
     pub fn advance(&mut self) -> u32 {

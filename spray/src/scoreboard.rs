@@ -196,6 +196,15 @@ impl Scoreboard {
         psn
     }
 
+    /// The next new packet has the number `next`, as packets of another kind were sent.
+    ///
+    /// # Panics
+    /// If anything is under way: a fault of the caller.
+    pub fn restart(&mut self, next: Psn) {
+        assert!(self.oldest == self.next, "packets are under way");
+        (self.oldest, self.next) = (next, next);
+    }
+
     /// The oldest lost packet, which is to be sent again.
     pub fn next_lost(&self) -> Option<LostPacket> {
         if self.lost_packets == 0 {

@@ -82,6 +82,8 @@ pub struct Sender {
     spurious_since: u32,
     /// The newest PSN that was acknowledged when it was sent once.
     newest: Psn,
+    /// When something was last heard of what is under way, or the first of it was sent.
+    heard_at: Instant,
     silences: u8,
     counters: SenderCounters,
 }
@@ -104,6 +106,7 @@ impl Sender {
             resent_since: 0,
             spurious_since: 0,
             newest: config.first_psn,
+            heard_at: Instant::ZERO,
             silences: 0,
             counters: SenderCounters::default(),
         }
@@ -152,10 +155,24 @@ impl Sender {
     /// Unless [`Sender::may_send`] has allowed it: a fault of the caller.
     pub fn send(&mut self, now: Instant, bytes: u16) -> Sent {
         let path = self.paths.pick(now, u32::from(bytes), None);
+        if self.board.oldest() == self.board.next() {
+            self.heard_at = now;
+        }
         let psn = self.board.send(now, path, bytes);
         self.counters.sent += 1;
         self.watch(now, path);
         Sent { psn, path, port: self.paths.port(path) }
+    }
+
+    /// The PSN of the packet that [`Sender::resend`] would send now.
+    pub fn next_resend(&self) -> Option<Psn> {
+        self.board.next_lost().filter(|lost| self.has_window(lost.bytes)).map(|lost| lost.psn)
+    }
+
+    /// See [`Scoreboard::restart`].
+    pub fn restart(&mut self, next: Psn) {
+        self.board.restart(next);
+        self.newest = next;
     }
 
     /// The oldest lost packet, to be sent again now on another path; `None` if nothing is lost or the window is full.
@@ -233,7 +250,7 @@ impl Sender {
             congestion.on_loss(now, lost_bytes, board.in_flight());
         }
         let Some(Delivered { path, former, sent_at, bytes, was_lost }) = delivered else { return 0 };
-        self.silences = 0;
+        (self.silences, self.heard_at) = (0, now);
         // An answer that is faster than any ever was answers the packet that was sent before.
         let is_of_former = former.is_some() && loss.least_rtt().is_some_and(|least| now - sent_at < least);
         if was_lost || is_of_former {
@@ -337,8 +354,9 @@ impl Sender {
         if lost_bytes > 0 {
             self.congestion.on_loss(now, lost_bytes, board.in_flight());
         }
-        if timed_out && board.in_flight_packets() == 0 {
+        if timed_out && now - self.heard_at >= loss.rto() {
             loss.on_silence();
+            self.heard_at = now;
             self.silences = self.silences.saturating_add(1);
             // Once may be a single packet at the end of a message; twice is the network.
             if self.silences > 1 {
@@ -362,6 +380,7 @@ impl Sender {
     pub fn poll_timeout(&self) -> Option<Instant> {
         // Paths are probed while there is something to send, so that an idle connection sleeps.
         let probe = self.paths.poll_timeout().filter(|_| self.board.next() != self.board.oldest());
-        [self.look_at, probe].into_iter().flatten().min()
+        let look = self.look_at.filter(|_| self.board.in_flight_packets() > 0);
+        [look, probe].into_iter().flatten().min()
     }
 }

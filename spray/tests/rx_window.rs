@@ -56,6 +56,7 @@ enum Op {
     /// So many in order.
     Run(u32),
     Advance,
+    Pass,
     Map(u32),
 }
 
@@ -67,6 +68,7 @@ fn op(capacity: u32) -> impl Strategy<Value = Op> {
         1 => (-edge * 2..edge * 2, 0..40_u32).prop_map(|(at, count)| Op::Take(at, count)),
         2 => (1..capacity).prop_map(Op::Run),
         4 => Just(Op::Advance),
+        2 => Just(Op::Pass),
         2 => (0..capacity).prop_map(Op::Map),
     ]
 }
@@ -103,6 +105,12 @@ proptest! {
                     }
                 }
                 Op::Advance => prop_assert_eq!(window.advance(), model.advance()),
+                Op::Pass => {
+                    let has_next = model.taken.contains(&model.expected);
+                    prop_assert_eq!(window.has_next(), has_next);
+                    prop_assert_eq!(window.pass(), has_next);
+                    model.expected += u32::from(has_next);
+                }
                 Op::Map(newest) => {
                     let newest = model.expected + newest;
                     let map = window.map(model.psn(i64::from(newest)));
