@@ -42,7 +42,7 @@ pub use emtt::WindowKind;
 pub use error::{ControlError, PostError};
 pub use event::{AsyncEvent, Transmit, Work};
 pub use mad::{MAD_BYTES, Mad};
-pub use rnic::{Config, Rnic};
+pub use rnic::{Config, MultipathConfig, Rnic};
 pub use roce::rng;
 pub use rx::RxMeta;
 pub use srq::SrqAttr;

@@ -54,3 +54,6 @@ pub const ACK_INTERVAL: u32 = 32;
 pub const READ_CHUNK_PACKETS: u32 = 32;
 /// Packets that may be unacknowledged: at start, least and most.
 pub const WINDOW_PACKETS: (u32, u32, u32) = (64, 4, 512);
+/// Packets that the receiving end of a connection over many paths holds until those before them are in: the first and last ones of
+/// messages, and all of SENDs. What does not fit is refused, and comes again.
+pub const HELD_PACKETS: usize = 64;

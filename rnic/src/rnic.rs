@@ -24,11 +24,28 @@ pub struct Config {
     pub local_path: bool,
     /// What there is to share between devices.
     pub sharing: isolation::Config,
+    /// Whether reliable connections to other hosts offer, and use, many paths; `None`, the default: neither.
+    pub multipath: Option<MultipathConfig>,
+}
+
+/// How connections use many paths, once the peer has agreed (`spray/WIRE.md`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MultipathConfig {
+    /// How paths are chosen.
+    pub policy: spray::Policy,
+    /// How many there are, 1 to [`spray::MAX_PATHS`].
+    pub paths: u16,
+    /// Packets that each end takes out of order, 1 to [`spray::MAX_WINDOW`].
+    pub window: u16,
+    /// The law of the congestion window.
+    pub law: spray::Law,
+    /// Bounds of the retransmission time-out.
+    pub loss: spray::LossLimits,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Config { seed: 0, local_path: true, sharing: isolation::Config::default() }
+        Config { seed: 0, local_path: true, sharing: isolation::Config::default(), multipath: None }
     }
 }
 
@@ -161,7 +178,7 @@ impl Rnic {
         while let Some((at, qpn)) = self.shared.timers.pop(now) {
             let Some(qp) = self.qps.get_mut(qpn.get()) else { continue };
             if self.shared.timers.is_due(qpn, &mut qp.timer, at, now) {
-                qp.handle_timeout(&mut self.shared);
+                qp.handle_timeout(&mut self.shared, now);
             }
         }
     }

@@ -1,8 +1,10 @@
 //! Packets from the wire: checks that need no queue pair, and the way to the queue pair.
 
 use crate::attr::QpType;
+use crate::counters::DropCounters;
 use crate::dma::Dma;
 use crate::ids::IdTable;
+use crate::qp::multipath::Received;
 use crate::qp::{Path, Qp};
 use crate::rnic::Rnic;
 use crate::shared::{Batch, Scratch, Shared};
@@ -10,6 +12,7 @@ use crate::work::DeviceId;
 use alloc::boxed::Box;
 use core::net::IpAddr;
 use roce::wire::icrc::{Flow, Prefix};
+use roce::wire::spray_ext::{Packet, is_extension};
 use roce::wire::{Headers, Kind, Service};
 use roce::{Instant, Qpn};
 
@@ -79,6 +82,9 @@ impl Receiver {
         (bytes, start, end): (&[u8], usize, usize),
     ) {
         let packet = &bytes[start..end];
+        if is_extension(packet) {
+            return self.extension(qps, shared, scratch, dma, (bytes, start, end));
+        }
         let Ok((headers, payload)) = Headers::parse(packet) else {
             shared.drops.malformed += 1;
             return;
@@ -154,6 +160,62 @@ impl Receiver {
         } else {
             qp.handle_request(shared, scratch, dma, &headers, payload);
         }
+    }
+
+    /// A packet of the spray extension: for connections that may use many paths, and no others.
+    fn extension(
+        &mut self,
+        qps: &mut IdTable<Box<Qp>>,
+        shared: &mut Shared,
+        scratch: &mut Scratch,
+        dma: &mut impl Dma,
+        (bytes, start, end): (&[u8], usize, usize),
+    ) {
+        let bytes_of_packet = &bytes[start..end];
+        let Some(Ok((packet, payload))) = shared.config.multipath.map(|_| Packet::parse(bytes_of_packet)) else {
+            shared.drops.malformed += 1;
+            return;
+        };
+        let bth = &packet.bth;
+        if !self.icrc_is_good(start, bytes_of_packet) {
+            shared.drops.icrc += 1;
+            return note_drop(qps, bth.dest_qpn, "icrc");
+        }
+        if bth.pkey & 0x7FFF != 0x7FFF {
+            shared.drops.bad_pkey += 1;
+            return note_drop(qps, bth.dest_qpn, "bad_pkey");
+        }
+        let qpn = shared.queue_pair(self.device, bth.dest_qpn);
+        let Some(qp) = qps.get(qpn.get()).filter(|qp| qp.device == self.device && qp.number == bth.dest_qpn) else {
+            shared.drops.unknown_qp += 1;
+            return;
+        };
+        let is_from_peer = matches!(qp.path, Path::Wire(out) if out.dst == self.flow.src && out.src == self.flow.dst);
+        let (count, reason): (fn(&mut DropCounters) -> &mut u64, _) = match () {
+            _ if qp.path == Path::Unset || !qp.can_receive() => (|drops| &mut drops.bad_state, "bad_state"),
+            _ if !is_from_peer => (|drops| &mut drops.bad_address, "bad_address"),
+            _ if qp.multipath.is_none() => (|drops| &mut drops.bad_service, "bad_service"),
+            _ => {
+                shared.count(self.device, |counters| {
+                    counters.rcvd_pkts += 1;
+                    counters.rcvd_bytes += bytes_of_packet.len() as u64;
+                    counters.rcvd_ecn += u64::from(bth.fecn || bth.becn);
+                });
+                let kind = if bth.opcode.is_write_or_send() { Kind::Write } else { Kind::Ack };
+                if !self.continues_batch(scratch, qpn, kind) {
+                    self.write_batch(qps, shared, scratch, dma, bytes);
+                }
+                self.batch_qpn = qpn;
+                let payload = start + payload.start..start + payload.end;
+                let received = Received { packet: &packet, payload, bytes, src_port: self.flow.src_port };
+                if let Some(qp) = qps.get_mut(qpn.get()).filter(|qp| qp.can_receive()) {
+                    qp.handle_extension(shared, scratch, self.now, dma, &received);
+                }
+                return;
+            }
+        };
+        *count(&mut shared.drops) += 1;
+        note_drop(qps, bth.dest_qpn, reason);
     }
 
     /// `start` is the packet's offset in the burst: segments of one send are numbered from 0.

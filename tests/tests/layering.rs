@@ -11,7 +11,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("emtt", &["roce"]),
     ("isolation", &["roce"]),
     ("spray", &["roce"]),
-    ("rnic", &["emtt", "isolation", "roce"]),
+    ("rnic", &["emtt", "isolation", "roce", "spray"]),
     ("fabric", &["rnic", "emtt", "roce"]),
     ("vdev-verbs", &["vdev-abi"]),
     ("vdev-verbs-dropin", &["vdev-abi"]),

@@ -9,6 +9,7 @@ pub(crate) mod access;
 pub(crate) mod burst;
 pub(crate) mod datagram;
 pub(crate) mod local;
+pub(crate) mod multipath;
 pub(crate) mod own;
 pub(crate) mod queue;
 pub(crate) mod reply;
@@ -29,7 +30,9 @@ use crate::srq::Srq;
 use crate::timers::Timer;
 use crate::vendor_err;
 use crate::work::{Completion, CompletionFlags, CqId, DeviceId, Opcode, PdId, SendFlags, SendOp, SrqId, Status};
+use alloc::boxed::Box;
 use isolation::TenantId;
+use multipath::Multipath;
 use queue::Ring;
 pub(crate) use queue::{RecvWqe, SendWqe};
 use requester::Requester;
@@ -95,6 +98,8 @@ pub(crate) struct Qp {
     pub requests_first: bool,
     pub req: Requester,
     pub resp: Responder,
+    /// Of a reliable connection to another host, if it may use many paths.
+    pub multipath: Option<Box<Multipath>>,
 }
 
 impl Qp {
@@ -129,6 +134,7 @@ impl Qp {
             requests_first: false,
             req: Requester::new(),
             resp: Responder::new(),
+            multipath: None,
         }
     }
 
@@ -363,6 +369,7 @@ impl Qp {
         self.established = false;
         self.req = Requester::new();
         self.resp = Responder::new();
+        self.multipath = None;
     }
 
     fn connect(&mut self, shared: &Shared) {
@@ -370,6 +377,8 @@ impl Qp {
         self.established = false;
         let is_wire = matches!(self.path, Path::Wire(_));
         self.resp.start(self.attr.rq_psn, self.attr.max_dest_rd_atomic, is_wire);
+        let may_spray = is_wire && self.qp_type == QpType::Rc;
+        self.multipath = shared.config.multipath.filter(|_| may_spray).map(|config| Box::new(Multipath::new(config)));
     }
 
     fn path_to_peer(&self, shared: &Shared) -> Path {

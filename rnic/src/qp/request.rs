@@ -25,6 +25,12 @@ impl Qp {
     ) {
         let bth = &headers.bth;
         let distance = bth.psn.distance_from(self.resp.expected_psn);
+        if distance != 0 && matches!(bth.opcode.kind(), Kind::Send | Kind::Write) && self.is_sprayed_at() {
+            // A straggler of the time before: it was answered then.
+            shared.count(self.device, |counters| counters.duplicate_request += 1);
+            return;
+        }
+        self.note_plain_request();
         if distance > 0 {
             shared.count(self.device, |counters| counters.out_of_seq_request += 1);
             if !self.resp.refusing {
@@ -59,7 +65,7 @@ impl Qp {
         }
     }
 
-    fn refuse_packet(&mut self, shared: &mut Shared, bth: &Bth, refusal: Refusal) {
+    pub(super) fn refuse_packet(&mut self, shared: &mut Shared, bth: &Bth, refusal: Refusal) {
         self.resp.refusing = true;
         self.resp.ack_due = false;
         match refusal {
@@ -79,7 +85,7 @@ impl Qp {
     }
 
     /// Executes a packet that is next in sequence, and returns how many PSNs it takes.
-    fn execute(
+    pub(super) fn execute(
         &mut self,
         shared: &mut Shared,
         scratch: &mut Scratch,

@@ -60,6 +60,8 @@ pub(crate) struct Requester {
     pub window: Window,
     /// Bytes of the oldest message that have been moved (local path).
     pub moved: u32,
+    /// Messages begun since RTS, and those of them that consume a receive.
+    pub messages: (u32, u32),
 }
 
 impl Requester {
@@ -77,6 +79,7 @@ impl Requester {
             draining: false,
             window: Window::new(),
             moved: 0,
+            messages: (0, 0),
         }
     }
 
@@ -172,7 +175,7 @@ impl Qp {
         dma: &mut impl Dma,
         buf: &'a mut [u8],
     ) -> Option<Burst<'a>> {
-        if self.wait == Wait::Rnr || !matches!(self.state, QpState::Rts | QpState::Sqd) {
+        if self.wait == Wait::Rnr || !matches!(self.state, QpState::Rts | QpState::Sqd) || self.sprays() {
             return None;
         }
         self.do_own_requests(shared);
@@ -249,7 +252,7 @@ impl Qp {
         if in_flight >= window {
             return None;
         }
-        if index == begun && !self.begin(shared) {
+        if index == begun && (self.awaits_many_paths() || !self.begin(shared)) {
             return None;
         }
         let wqe = self.sq.get(index);
@@ -286,7 +289,7 @@ impl Qp {
     }
 
     /// Gives the request at the cursor its PSNs, if it may start: false if it must wait or cannot be sent.
-    fn begin(&mut self, shared: &mut Shared) -> bool {
+    pub(super) fn begin(&mut self, shared: &mut Shared) -> bool {
         let index = self.req.cursor.index;
         let wqe = self.sq.get(index);
         if self.state != QpState::Rts {
@@ -309,6 +312,9 @@ impl Qp {
         wqe.first_psn = psn;
         self.req.cursor.new_psn = psn.plus(wqe.packets);
         self.req.cursor.begun = index.wrapping_add(1);
+        let consumes = matches!(wqe.op, SendOp::Send { .. } | SendOp::Write { imm: Some(_), .. });
+        let (messages, receives) = self.req.messages;
+        self.req.messages = (messages.wrapping_add(1), receives.wrapping_add(u32::from(consumes)));
         true
     }
 
@@ -403,7 +409,10 @@ impl Qp {
     }
 
     /// The timer ran out.
-    pub fn handle_timeout(&mut self, shared: &mut Shared) {
+    pub fn handle_timeout(&mut self, shared: &mut Shared, now: Instant) {
+        if self.sprays() && self.wait == Wait::Ack {
+            return self.handle_sprayed_timeout(shared, now);
+        }
         let wait = core::mem::replace(&mut self.wait, Wait::Nothing);
         if matches!(wait, Wait::Ack | Wait::Peer) {
             shared.count(self.device, |counters| counters.ack_timeout += 1);

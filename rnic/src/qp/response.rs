@@ -29,7 +29,11 @@ impl Qp {
     ) {
         let psn = headers.bth.psn;
         let is_expected = psn.distance_from(self.req.unacked) >= 0 && psn.is_before(self.req.sent_end);
-        if !matches!(self.state, QpState::Rts | QpState::Sqd) || !is_expected {
+        if !is_expected && self.take_hello(shared, headers) {
+            return;
+        }
+        // What is on many paths is answered by packets of that kind only.
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) || !is_expected || self.sprays() {
             shared.count(self.device, |counters| counters.stray_response += 1);
             return;
         }
@@ -50,7 +54,7 @@ impl Qp {
 
     /// Completes everything before `end`; stops at a READ or atomic whose response is missing, and goes back for it. Returns
     /// whether it got there in full.
-    fn acknowledge_all(&mut self, shared: &mut Shared, end: Psn) -> bool {
+    pub(super) fn acknowledge_all(&mut self, shared: &mut Shared, end: Psn) -> bool {
         self.complete_own_requests(shared);
         while end.distance_from(self.req.unacked) > 0 {
             debug_assert!(self.req.has_begun(&self.sq), "what is not acknowledged belongs to a begun request");
@@ -101,6 +105,9 @@ impl Qp {
                 self.req.went_back_to = None;
             }
             self.req.window.on_ack(progress as u32);
+            if let Some(multipath) = &mut self.multipath {
+                multipath.negotiation.on_acknowledged(progress as u32);
+            }
             self.req.fetches.answered(self.req.unacked);
             if self.req.unacked.distance_from(self.req.cursor.psn) > 0 {
                 // Answered although it was to be sent again.
@@ -119,7 +126,7 @@ impl Qp {
             let deadline = self.ack_deadline(now);
             self.start_timer(shared, Wait::Ack, deadline);
         }
-        if self.req.cursor.index != self.sq.tail {
+        if self.req.cursor.index != self.sq.tail || self.wants_hello() {
             self.schedule(shared);
         }
     }

@@ -5,7 +5,8 @@ use crate::dma::Dma;
 use crate::event::Transmit;
 use crate::shared::{Scratch, Shared};
 use roce::Instant;
-use roce::wire::icrc::Flow;
+use roce::wire::ICRC_LEN;
+use roce::wire::icrc::{Flow, Prefix};
 
 impl Qp {
     /// Makes one burst of packets. While the port is down the burst is lost, as on a dead link, and `None` returned.
@@ -21,6 +22,18 @@ impl Qp {
         if !shared.port_is_up(self.device) {
             // Nobody hears them; peers will ask again. A long READ must not be built packet by packet for that.
             self.resp.forget_replies();
+        }
+        if self.multipath.is_some()
+            && let Some((src_port, len)) = self.transmit_multipath(shared, scratch, now, flow.src_port, dma, buf)
+        {
+            let flow = Flow { src_port, ..flow };
+            let (body, icrc) = buf[..len].split_at_mut(len - ICRC_LEN);
+            let prefix = Prefix::new(&flow, len).expect("a packet of a checked flow");
+            icrc.copy_from_slice(&prefix.compute(0, body).to_le_bytes());
+            self.schedule(shared);
+            return shared
+                .leave(self.device, 1, len)
+                .then(|| Transmit::new(self.device, &flow, &self.attr.address, (len, len)));
         }
         let replies_first = self.resp.has_replies() && (!self.requests_first || self.sq.is_empty());
         let mut sent = None;

@@ -76,6 +76,8 @@ pub struct Setup {
     pub ipv6: bool,
     /// Whether each end has a shared receive queue, which its queue pairs take from.
     pub srq: bool,
+    /// Whether each of two cores may use many paths.
+    pub multipath: [Option<MultipathConfig>; 2],
 }
 
 impl Setup {
@@ -98,6 +100,7 @@ impl Setup {
             psn: 1000,
             ipv6: false,
             srq: false,
+            multipath: [None; 2],
         }
     }
 }
@@ -121,7 +124,10 @@ impl World {
     /// An empty world with the cores that the route needs.
     pub fn new(setup: Setup) -> Self {
         let cores = if setup.route == Route::Local { 1 } else { 2 };
-        let config = |n| Config { seed: setup.seed * 2 + n, local_path: true, ..Config::default() };
+        let config = |n: u64| {
+            let multipath = setup.multipath[n as usize];
+            Config { seed: setup.seed * 2 + n, local_path: true, multipath, ..Config::default() }
+        };
         World {
             now: Instant::from_nanos(1_000_000),
             nics: (0..cores).map(|n| Rnic::new(config(n))).collect(),

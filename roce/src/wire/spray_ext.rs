@@ -113,7 +113,7 @@ impl Code {
     }
 
     /// Bytes of BTH and extension headers, without the words of a map.
-    const fn headers_len(self) -> usize {
+    pub const fn headers_len(self) -> usize {
         BTH_LEN
             + match self {
                 Code::Offer => OFFER_LEN,
