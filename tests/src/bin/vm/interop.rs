@@ -74,33 +74,35 @@ const OTHER_PATHS: &[Path] = &[
 /// What to run, and what to do with the table.
 #[derive(Args)]
 pub struct Options {
-    /// Only rows that hold one of these words; the kept table stays as it is.
+    /// Only rows that hold one of these words; the kept table stays as it is, unless --resume is given.
     #[arg(value_name = "PART OF A ROW")]
     parts: Vec<String>,
     /// Go on with a table that was not finished: rows that have a result, passed or failed, are not run again.
-    #[arg(long, conflicts_with = "parts")]
+    #[arg(long)]
     resume: bool,
     /// How often such a row is run, to find what fails now and then.
-    #[arg(long, default_value_t = 1, requires = "parts")]
+    #[arg(long, default_value_t = 1, requires = "parts", conflicts_with = "resume")]
     times: u32,
 }
 
 /// Runs the rows, and keeps the table after each of them unless only some were asked for.
 pub fn run(image: &Image, options: &Options) -> ExitCode {
-    let wanted = |plan: &Plan| options.parts.is_empty() || options.parts.iter().any(|part| plan.key().contains(part.as_str()));
-    let plans: Vec<Plan> = all().into_iter().filter(wanted).collect();
-    let mut table = Table::new(crate::circumstances(image), &plans);
+    let all = all();
+    let wanted = |plan: &&Plan| options.parts.is_empty() || options.parts.iter().any(|part| plan.key().contains(part.as_str()));
+    let plans: Vec<&Plan> = all.iter().filter(wanted).collect();
+    let is_kept = options.resume || options.parts.is_empty();
+    let mut table = Table::new(crate::circumstances(image), &all);
     if options.resume {
         match std::fs::read_to_string(crate::place(table::NAME)) {
             Ok(kept) => table.resume(&kept),
-            Err(error) => println!("nothing to go on with ({error}): all rows are run"),
+            Err(error) => println!("nothing to go on with ({error})"),
         }
     }
     let start = Instant::now();
     let mut bed = None;
     let (mut runs, mut failed) = (0, 0);
-    for plan in plans.iter().flat_map(|plan| std::iter::repeat_n(plan, options.times as usize)) {
-        if options.parts.is_empty() && table.is_done(plan) {
+    for plan in plans.iter().flat_map(|plan| std::iter::repeat_n(*plan, options.times as usize)) {
+        if is_kept && table.is_done(plan) {
             continue;
         }
         runs += 1;
@@ -114,12 +116,12 @@ pub fn run(image: &Image, options: &Options) -> ExitCode {
             // What a failed run leaves behind in the guest must not spoil the next.
             bed = None;
         }
-        if options.parts.is_empty() {
+        if is_kept {
             crate::keep(table::NAME, &table.text());
         }
     }
-    println!("{runs} runs in {} s, {failed} failed; of the table: {}", start.elapsed().as_secs(), table.count());
-    if failed == 0 && table.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("{runs} runs in {} s, {failed} failed; of all rows {}", start.elapsed().as_secs(), table.count());
+    if failed == 0 && (!is_kept || table.all_passed()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn all() -> Vec<Plan> {

@@ -54,7 +54,7 @@ impl Table {
     /// Takes over the results of a kept table, if it was measured with the same versions.
     pub fn resume(&mut self, kept: &str) {
         if !kept.contains(&self.circumstances) {
-            println!("the kept table was measured with other versions: all rows are run");
+            println!("the kept table was measured with other versions: it is begun anew");
             return;
         }
         for line in &mut self.lines {
