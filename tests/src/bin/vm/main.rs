@@ -28,7 +28,7 @@ enum Run {
     /// vrdma against Linux soft-RoCE: all programs, both sides, all paths; keeps interop.md.
     Interop(interop::Options),
     /// vrdma and Linux soft-RoCE in the same guest, as ratios; keeps side-by-side.md.
-    SideBySide,
+    SideBySide(side_by_side::Options),
     /// Guests with the mainline erdma driver on devices of vrdma; keeps erdma.md.
     Erdma {
         /// Only rows that hold one of these words; the kept table stays as it is.
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     };
     match arguments.run {
         Run::Interop(options) => interop::run(&image, &options),
-        Run::SideBySide => side_by_side::run(&image),
+        Run::SideBySide(options) => side_by_side::run(&image, &options),
         Run::Erdma { parts } => erdma::run(&image, &parts),
     }
 }

@@ -1,6 +1,7 @@
 //! vrdma and rxe side by side in one guest: two network namespaces joined by a veth pair, the same programs on both, measured in
 //! turns. Only the ratios mean anything.
 
+use clap::Args;
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,8 +10,6 @@ use tests::vm::{Guest, GuestOptions, Image};
 
 /// How long one measurement may take.
 const LIMIT: Duration = Duration::from_secs(240);
-/// Measurements of each kind, of which the median counts.
-const ROUNDS: usize = 3;
 /// Name of the kept table.
 const NAME: &str = "side-by-side.md";
 
@@ -37,7 +36,12 @@ struct Measure {
 
 const MEASURES: &[Measure] = &[
     Measure { name: "WRITE bandwidth at 64 KiB, MB/s", words: "ib_write_bw -s 65536 -n 300", column: 2, factor: 1.0 },
-    Measure { name: "the same, waiting for events", words: "ib_write_bw -e -s 65536 -n 300", column: 2, factor: 1.0 },
+    Measure {
+        name: "SEND bandwidth at 64 KiB, waiting for events, MB/s",
+        words: "ib_send_bw -e -s 65536 -n 300",
+        column: 2,
+        factor: 1.0,
+    },
     Measure { name: "WRITE latency at 8 B, µs", words: "ib_write_lat -s 8 -n 500", column: 5, factor: 1.0 },
     Measure { name: "WRITE messages of 8 B, thousands/s", words: "ib_write_bw -s 8 -n 3000", column: 1, factor: 1000.0 },
 ];
@@ -50,13 +54,21 @@ struct Figure {
     cpu_seconds: f64,
 }
 
+/// How long to measure.
+#[derive(Args)]
+pub struct Options {
+    /// Measurements of each kind, of which the median counts.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+}
+
 /// Measures all and keeps the table.
-pub fn run(image: &Image) -> ExitCode {
+pub fn run(image: &Image, options: &Options) -> ExitCode {
     let bin = tests::binary().parent().map(ToOwned::to_owned);
     let guest = Guest::boot(image, None, &GuestOptions { bin, cpus: 2, ..GuestOptions::default() });
     guest.succeed("modprobe -a rdma_rxe ib_uverbs veth");
     let mut found = vec![[Vec::new(), Vec::new()]; MEASURES.len()];
-    for round in 1..=ROUNDS {
+    for round in 1..=options.rounds {
         for (n, kind) in KINDS.into_iter().enumerate() {
             lay_wire(&guest, kind);
             for (found, measure) in found.iter_mut().zip(MEASURES) {
@@ -69,7 +81,7 @@ pub fn run(image: &Image) -> ExitCode {
             }
         }
     }
-    let text = table(image, &found);
+    let text = table(image, options.rounds, &found);
     print!("{text}");
     crate::keep(NAME, &text);
     ExitCode::SUCCESS
@@ -119,7 +131,10 @@ fn take(guest: &Guest, kind: Kind, measure: &Measure) -> Figure {
     let script = format!(
         "busy() {{ awk '/^cpu / {{ print $2 + $3 + $4 + $7 + $8 }}' /proc/stat; }}
         {} >/tmp/server 2>&1 &
-        until ip netns exec n1 ss -Hltn sport = :18515 | grep -q .; do sleep 0.1; done
+        until ip netns exec n1 ss -Hltn sport = :18515 | grep -q .; do
+            kill -0 $! || {{ cat /tmp/server; exit 1; }}
+            sleep 0.1
+        done
         before=$(busy)
         {} 192.0.2.1 || {{ cat /tmp/server; exit 1; }}
         echo busy $(($(busy) - before))
@@ -142,13 +157,13 @@ fn median(figures: impl Iterator<Item = f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-fn table(image: &Image, found: &[[Vec<Figure>; 2]]) -> String {
+fn table(image: &Image, rounds: u32, found: &[[Vec<Figure>; 2]]) -> String {
     let mut text = String::from("# vrdma and Linux soft-RoCE side by side\n\n");
     let _ = writeln!(text, "Written by `tests/vm/run side-by-side` on {}: {}.\n", crate::today(), crate::circumstances(image));
     let _ = writeln!(
         text,
         "One guest with two emulated processors; two network namespaces joined by a veth pair of MTU 9000 (path MTU 4096); in each of\n\
-         them a daemon of vrdma with one device, or one device of soft-RoCE; the same program on both ends. Medians of {ROUNDS} rounds,\n\
+         them a daemon of vrdma with one device, or one device of soft-RoCE; the same program on both ends. Medians of {rounds} rounds,\n\
          vrdma and soft-RoCE in turns; ratios are those of the medians, with the smallest and the largest ratio of one round. Processor\n\
          time is what all of the guest spent from the client's start to its end.\n"
     );
