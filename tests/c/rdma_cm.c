@@ -119,7 +119,9 @@ static void arguments(struct rdma_event_channel *channel)
 	FAILS(rdma_connect(other, &param), EINVAL);
 	param.private_data = data;
 	FAILS(rdma_connect(other, &param), EINVAL);
-	HOLDS(rdma_destroy_id(other) == 0);
+	/* A program may clean up before it tells what had failed. */
+	errno = ENOENT;
+	HOLDS(rdma_destroy_id(other) == 0 && errno == ENOENT);
 	HOLDS(rdma_destroy_id(id) == 0);
 }
 

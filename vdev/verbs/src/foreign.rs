@@ -146,6 +146,12 @@ pub fn set_errno(errno: i32) {
     unsafe { *libc::__errno_location() = errno };
 }
 
+/// `errno`.
+pub fn errno() -> i32 {
+    // SAFETY: the location is this thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
 /// A null pointer, with `errno` set.
 pub fn null<T>(errno: i32) -> *mut T {
     set_errno(errno);

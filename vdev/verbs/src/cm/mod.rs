@@ -9,7 +9,8 @@
 //! the C interface. In the place of `librdmacm.so.1`, `versions` has its names and `sockets` the rsockets.
 
 /// Defines exported functions: the block serves a process whose ids are ours; in others the call goes on to the real function of the
-/// same name, and where there is none, the answer is the expression after `else`.
+/// same name, and where there is none, the answer is the expression after `else`. A call that succeeds leaves `errno` as it is:
+/// programs clean up first and then tell what had failed.
 macro_rules! calls {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) -> $result:ty, => $body:block else $missing:expr;)*) => {
         $(
@@ -20,7 +21,12 @@ macro_rules! calls {
                 // the same signature.
                 unsafe {
                     if crate::cm::ours() {
-                        return $body;
+                        let before = crate::foreign::errno();
+                        let answer: $result = $body;
+                        if !crate::cm::Answer::is_failure(&answer) {
+                            crate::foreign::set_errno(before);
+                        }
+                        return answer;
                     }
                     static REAL: crate::foreign::Real = crate::foreign::Real::new(
                         match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
@@ -60,6 +66,37 @@ mod versions;
 use crate::connection::Errno;
 use core::ffi::c_int;
 use std::sync::OnceLock;
+
+/// What a function of librdmacm returns.
+trait Answer {
+    /// Whether it tells that the call has failed, and `errno` why.
+    fn is_failure(&self) -> bool;
+}
+
+impl Answer for () {
+    fn is_failure(&self) -> bool {
+        false
+    }
+}
+
+impl Answer for c_int {
+    fn is_failure(&self) -> bool {
+        *self != 0
+    }
+}
+
+/// A port.
+impl Answer for u16 {
+    fn is_failure(&self) -> bool {
+        *self == 0
+    }
+}
+
+impl<T> Answer for *mut T {
+    fn is_failure(&self) -> bool {
+        self.is_null()
+    }
+}
 
 /// Whether the ids of this process are ours. Decided once, as ids of two libraries cannot be told apart. In the place of the real
 /// library they always are.
