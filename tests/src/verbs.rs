@@ -1,7 +1,8 @@
 //! The verbs API as a C program sees it, reached through run-time symbols: `libvrdma_verbs.so` when it is preloaded.
 //!
-//! Bindings of our own for the few calls that the test client needs, written from the manual pages and the public structure
-//! layouts (x86-64), so that the product's own definitions are checked by a second reading of them. The thin owners below
+//! Bindings for the few calls that the test client needs, written from the manual pages and the public structure layouts (x86-64), as
+//! those of the benchmarks are, whose structures serve here too: the product's own definitions are checked by a second reading of
+//! them. The thin owners below
 //! ([`Session`], [`Region`], [`Cq`], [`Qp`]) free what they hold; errors are the error numbers that the calls return.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -15,6 +16,7 @@ use std::time::Duration;
 #[allow(missing_docs)]
 mod raw {
     use super::*;
+    pub use perftest::verbs::sys::{Gid, Mr, QpAttr, QpCap, QpInitAttr, RecvWr, Sge};
 
     pub type Obj = *mut c_void;
 
@@ -51,17 +53,6 @@ mod raw {
     }
 
     #[repr(C)]
-    pub struct Mr {
-        pub context: Obj,
-        pub pd: Obj,
-        pub addr: Obj,
-        pub length: usize,
-        pub handle: u32,
-        pub lkey: u32,
-        pub rkey: u32,
-    }
-
-    #[repr(C)]
     pub struct Mw {
         pub context: *mut Context,
         pub pd: Obj,
@@ -83,14 +74,6 @@ mod raw {
     }
 
     #[repr(C)]
-    #[derive(Clone, Copy, Debug, Default)]
-    pub struct Sge {
-        pub addr: u64,
-        pub length: u32,
-        pub lkey: u32,
-    }
-
-    #[repr(C)]
     pub struct SendWr {
         pub wr_id: u64,
         pub next: *mut SendWr,
@@ -103,14 +86,6 @@ mod raw {
         pub wr: [u64; 4],
         pub qp_type: u64,
         pub bind: Bind,
-    }
-
-    #[repr(C)]
-    pub struct RecvWr {
-        pub wr_id: u64,
-        pub next: *mut RecvWr,
-        pub sg_list: *const Sge,
-        pub num_sge: c_int,
     }
 
     #[repr(C)]
@@ -132,83 +107,13 @@ mod raw {
     }
 
     #[repr(C)]
-    #[derive(Clone, Copy, Default)]
-    pub struct Caps {
-        pub max_send_wr: u32,
-        pub max_recv_wr: u32,
-        pub max_send_sge: u32,
-        pub max_recv_sge: u32,
-        pub max_inline_data: u32,
-    }
-
-    #[repr(C)]
-    pub struct QpInitAttr {
-        pub qp_context: Obj,
-        pub send_cq: Obj,
-        pub recv_cq: Obj,
-        pub srq: Obj,
-        pub cap: Caps,
-        pub qp_type: u32,
-        pub sq_sig_all: c_int,
-    }
-
-    #[repr(C, align(8))]
-    #[derive(Clone, Copy, Default)]
-    pub struct AhAttr {
-        pub dgid: [u8; 16],
-        pub flow_label: u32,
-        pub sgid_index: u8,
-        pub hop_limit: u8,
-        pub traffic_class: u8,
-        pub pad: u8,
-        pub dlid: u16,
-        pub sl: u8,
-        pub src_path_bits: u8,
-        pub static_rate: u8,
-        pub is_global: u8,
-        pub port_num: u8,
-    }
-
-    #[repr(C)]
-    #[derive(Clone, Copy, Default)]
-    pub struct QpAttr {
-        pub qp_state: u32,
-        pub cur_qp_state: u32,
-        pub path_mtu: u32,
-        pub path_mig_state: u32,
-        pub qkey: u32,
-        pub rq_psn: u32,
-        pub sq_psn: u32,
-        pub dest_qp_num: u32,
-        pub qp_access_flags: u32,
-        pub cap: Caps,
-        pub ah_attr: AhAttr,
-        pub alt_ah_attr: AhAttr,
-        pub pkey_index: u16,
-        pub alt_pkey_index: u16,
-        pub en_sqd_async_notify: u8,
-        pub sq_draining: u8,
-        pub max_rd_atomic: u8,
-        pub max_dest_rd_atomic: u8,
-        pub min_rnr_timer: u8,
-        pub port_num: u8,
-        pub timeout: u8,
-        pub retry_cnt: u8,
-        pub rnr_retry: u8,
-        pub alt_port_num: u8,
-        pub alt_timeout: u8,
-        pub rate_limit: u32,
-    }
-
-    #[repr(C)]
     #[derive(Clone, Copy)]
     pub struct AsyncEvent {
         pub element: Obj,
         pub event_type: u32,
     }
 
-    const _: () = assert!(size_of::<SendWr>() == 128 && size_of::<RecvWr>() == 32 && size_of::<Wc>() == 48);
-    const _: () = assert!(size_of::<QpInitAttr>() == 64 && size_of::<QpAttr>() == 144 && size_of::<Mr>() == 48);
+    const _: () = assert!(size_of::<SendWr>() == 128 && size_of::<Wc>() == 48);
     const _: () = assert!(size_of::<Mw>() == 32 && std::mem::offset_of!(SendWr, bind) == 80);
     const _: () = assert!(size_of::<AsyncEvent>() == 16 && std::mem::offset_of!(QpHead, qp_num) == 52);
 }
@@ -768,7 +673,7 @@ impl Qp {
     /// A queue pair in state INIT with this queue for both kinds of completions, `depth` requests each way and 16 buffers per
     /// request.
     pub fn new(session: &Rc<Session>, cq: &Rc<Cq>, depth: u32, access: u32) -> io::Result<Qp> {
-        let caps = raw::Caps {
+        let caps = raw::QpCap {
             max_send_wr: depth,
             max_recv_wr: depth,
             max_send_sge: 16,
@@ -804,7 +709,7 @@ impl Qp {
             QpAttr { qp_state: state::RTR, path_mtu: mtu_code, rq_psn: peer.psn, dest_qp_num: peer.qpn, ..QpAttr::default() };
         attr.max_dest_rd_atomic = 8;
         attr.min_rnr_timer = 1;
-        attr.ah_attr.dgid = peer.gid;
+        attr.ah_attr.dgid = raw::Gid(peer.gid);
         attr.ah_attr.hop_limit = 64;
         attr.ah_attr.is_global = 1;
         attr.ah_attr.port_num = 1;
@@ -827,7 +732,7 @@ impl Qp {
     /// State as `ibv_query_qp` tells it.
     pub fn state(&self) -> io::Result<u32> {
         let mut attr = QpAttr::default();
-        let caps = raw::Caps::default();
+        let caps = raw::QpCap::default();
         let mut init = raw::QpInitAttr {
             qp_context: null_mut(),
             send_cq: null_mut(),
@@ -859,7 +764,7 @@ impl Qp {
     /// Posts one receive.
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> io::Result<()> {
         let num_sge = c_int::try_from(sges.len()).expect("a short list");
-        let mut wr = raw::RecvWr { wr_id, next: null_mut(), sg_list: sges.as_ptr(), num_sge };
+        let mut wr = raw::RecvWr { wr_id, next: null_mut(), sg_list: sges.as_ptr().cast_mut(), num_sge };
         let mut bad = null_mut();
         // SAFETY: the operation of this position has this signature; the request and its list live until it returns.
         check(unsafe {
