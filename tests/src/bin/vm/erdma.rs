@@ -54,6 +54,14 @@ const RXE: &[(&str, &str, Report)] = &[
     ("rping", "-v -C 10", RPING),
 ];
 
+const GUESTS_ENDS: &str = "guest to guest";
+const HOST_ENDS: [&str; 2] = ["guest to program on the host", "program on the host to guest"];
+const RXE_ENDS: [&str; 2] = ["guest to rxe", "rxe to guest"];
+const DEVINFO: &str = "`ibv_devinfo -v`";
+const RELOAD: &str = "driver unloaded and loaded ten times";
+const RESTART: &str = "guest restarts while its peer writes";
+const PLUG: &str = "device plugged in, out, and in again";
+
 /// How long a program may take to notice that its peer has gone.
 const NOTICE: Duration = Duration::from_secs(120);
 /// How long the daemon may take to forget what a guest had.
@@ -74,6 +82,10 @@ struct Run<'a> {
 impl Run<'_> {
     fn wants(&self, name: &str) -> bool {
         self.words.is_empty() || self.words.iter().any(|word| name.contains(word.as_str()))
+    }
+
+    fn wants_any(&self, rows: &[(&str, &str, Report)], ends: &str) -> bool {
+        rows.iter().any(|(program, options, _)| self.wants(&format!("`{program} {options}` {ends}")))
     }
 
     fn add(&mut self, what: String, ends: &'static str, result: Result<String, String>) {
@@ -118,24 +130,30 @@ pub fn run(image: &Image, words: &[String]) -> ExitCode {
     };
     let mut run = Run { words, lines: Vec::new() };
     let (first, second) = (End::Guest(0), End::Guest(1));
-    if run.wants("guest") || run.wants("host") {
+    let groups = [(GUESTS, GUESTS_ENDS), (HOST, HOST_ENDS[0]), (HOST, HOST_ENDS[1])];
+    let wanted = groups.iter().any(|(rows, ends)| run.wants_any(rows, ends))
+        || [DEVINFO, RELOAD, RESTART].iter().any(|name| run.wants(name));
+    if wanted {
         let mut bed = Bed::new(image, &module, Second::Erdma);
-        let found = bed.guest(0).run("ibv_devinfo -v", Duration::from_secs(60));
-        let port = found.output.lines().find(|line| line.contains("active_mtu")).unwrap_or("no port").trim().to_owned();
-        run.add("`ibv_devinfo -v`".into(), "one guest", if found.status.success() { Ok(port) } else { Err(found.output) });
-        run.rows(&mut bed, GUESTS, "guest to guest", first, second);
-        run.rows(&mut bed, HOST, "guest to program on the host", End::Host, first);
-        run.rows(&mut bed, HOST, "program on the host to guest", first, End::Host);
+        if run.wants(DEVINFO) {
+            let found = bed.guest(0).run("ibv_devinfo -v", Duration::from_secs(60));
+            let line = found.output.lines().find(|line| line.contains("active_mtu")).unwrap_or("no port");
+            let port = line.split_whitespace().collect::<Vec<_>>().join(" ");
+            run.add(DEVINFO.into(), "one guest", if found.status.success() { Ok(port) } else { Err(found.output) });
+        }
+        run.rows(&mut bed, GUESTS, GUESTS_ENDS, first, second);
+        run.rows(&mut bed, HOST, HOST_ENDS[0], End::Host, first);
+        run.rows(&mut bed, HOST, HOST_ENDS[1], first, End::Host);
         lifecycle(&mut run, &mut bed);
     }
-    if run.wants("rxe") {
+    if RXE_ENDS.iter().any(|ends| run.wants_any(RXE, ends)) {
         let mut bed = Bed::new(image, &module, Second::Rxe);
-        run.rows(&mut bed, RXE, "guest to rxe", second, first);
-        run.rows(&mut bed, RXE, "rxe to guest", first, second);
+        run.rows(&mut bed, RXE, RXE_ENDS[0], second, first);
+        run.rows(&mut bed, RXE, RXE_ENDS[1], first, second);
     }
-    if run.wants("plug guest") {
+    if run.wants(PLUG) {
         let result = plug(image, &module);
-        run.add("device plugged in, out, and in again".into(), "guest, with itself", result);
+        run.add(PLUG.into(), "guest, with itself", result);
     }
     let failed = run.lines.iter().filter(|line| line.result.is_err()).count();
     if words.is_empty() {
@@ -155,7 +173,7 @@ fn lifecycle(run: &mut Run<'_>, bed: &mut Bed) {
     const ENDS: &str = "guest, with another";
     let pingpong = Row { program: "ibv_rc_pingpong", options: "-c -n 20", report: Report::Pingpong };
     let (first, second) = (End::Guest(0), End::Guest(1));
-    if run.wants("`rmmod`, `insmod` guest") {
+    if run.wants(RELOAD) {
         let before = objects(bed, 0);
         let rounds = "for n in $(seq 10); do rmmod erdma && insmod /mnt/job/erdma.ko || exit 1
             until ibv_devinfo | grep -q PORT_ACTIVE; do sleep 0.1; done; done";
@@ -165,13 +183,13 @@ fn lifecycle(run: &mut Run<'_>, bed: &mut Bed) {
             after if after == before => Ok(format!("queue pairs, completion queues, regions as before: {after:?}")),
             after => Err(format!("{after:?} objects instead of {before:?}")),
         });
-        run.add("driver unloaded and loaded ten times".into(), ENDS, result);
+        run.add(RELOAD.into(), ENDS, result);
     }
-    if run.wants("restart guest") {
+    if run.wants(RESTART) {
         let result = restart_under_traffic(bed).and_then(|noticed| {
             bed.run(&pingpong, second, first).map(|again| format!("the peer noticed: {noticed}; afterwards {again}"))
         });
-        run.add("guest restarts while its peer writes".into(), ENDS, result);
+        run.add(RESTART.into(), ENDS, result);
     }
 }
 
