@@ -177,7 +177,7 @@ impl Network {
             asked: false,
         };
         // What may still come after a wire was asked to pause: the way there and back, and a packet begun at each end.
-        let on_the_way = (2 * delay / rate.duration(1).max(1)) as u32 + 4 * frame;
+        let on_the_way = u32::try_from(2 * delay / rate.duration(1).max(1)).unwrap_or(u32::MAX).saturating_add(4 * frame);
         let pfc = rules.pfc_pause.map(|pause| Pfc { pause, resume: pause / 2, limit: pause.saturating_add(on_the_way) });
         let threshold = |chance: f64| if chance >= 1.0 { u64::MAX } else { (chance * 2_f64.powi(64)) as u64 };
         let chances = faults.has_chances().then(|| Chances {
@@ -408,7 +408,9 @@ impl Network {
     fn has_room(&self, id: u32) -> bool {
         let packet = &self.pool[id];
         match self.pfc {
-            Some(pfc) if packet.ingress != NONE => self.ports[packet.ingress as usize].held + packet.frame_len <= pfc.limit,
+            Some(pfc) if packet.ingress != NONE => {
+                self.ports[packet.ingress as usize].held.saturating_add(packet.frame_len) <= pfc.limit
+            }
             _ => true,
         }
     }

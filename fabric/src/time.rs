@@ -71,7 +71,8 @@ impl Rate {
     /// Picoseconds that a packet of so many bytes takes.
     #[inline]
     pub fn duration(self, bytes: u32) -> u64 {
-        (u64::from(bytes) * self.0) >> 20
+        // A slow link that is degraded may take for ever.
+        u64::try_from((u128::from(bytes) * u128::from(self.0)) >> 20).unwrap_or(u64::MAX)
     }
 }
 
@@ -86,6 +87,7 @@ mod tests {
         }
         assert_eq!(Rate::from_gbps(100.0).scaled(0.25), Rate::from_gbps(25.0));
         assert_eq!(Rate::from_gbps(0.001).duration(9000), 9000 * 8_000_000);
+        assert_eq!(Rate::from_gbps(0.001).scaled(1e-6).duration(9000), 9000 * 8_000_000_000_000);
     }
 
     #[test]

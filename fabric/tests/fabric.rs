@@ -142,6 +142,18 @@ fn real_and_synthetic_payload_take_the_same_time() {
     }
 }
 
+/// A flag that is written after data over paths that reorder: it never arrives before them. That bytes are all there when a
+/// completion says so, and completions in order, is checked in every run.
+#[test]
+fn what_is_written_later_arrives_later_over_paths_that_reorder() {
+    let text =
+        format!("{}{TRACE}faults.delay = 0.2\nfaults.delay_max_us = 20\ntransport.ack_timeout = 8\n", two_tiers(2, 4, 2));
+    let trace: String = (0..200).map(|_| "0,0,2,6000\n0,0,2,8\n").collect();
+    let report = run_with(&text, Some(&trace));
+    assert_eq!(report.succeeded, 400);
+    assert!(report.packets.delayed > 100 && report.cores.out_of_sequence > 10, "{:?}", report.packets);
+}
+
 /// The configuration that is compared with a published simulator, with 16 hosts: a flow that meets no other takes as long as there.
 #[test]
 fn a_flow_of_the_reference_takes_as_long_as_there() {

@@ -1,6 +1,7 @@
 //! Scenarios from files that may say anything: what is right is read, and what is wrong is refused with the name of the key.
 
 use fabric::{Scenario, Sim};
+use proptest::prelude::*;
 
 const TWO_TIERS: &str = "[topology]\nleaves = 2\nspines = 2\nhosts_per_leaf = 2\n";
 
@@ -162,4 +163,70 @@ fn what_is_no_toml_is_refused_without_panic() {
     }
     let deep = format!("seed = {}1{}", "[".repeat(50_000), "]".repeat(50_000));
     assert!(!refusal(&deep).is_empty());
+}
+
+/// A number as a file may give it: usual, at an edge, absurd.
+fn value() -> impl Strategy<Value = String> {
+    prop_oneof![
+        (0_u64..10).prop_map(|n| n.to_string()),
+        any::<i64>().prop_map(|n| n.to_string()),
+        any::<f64>().prop_map(|n| format!("{n:e}")),
+        prop::sample::select(vec![
+            "1e-6",
+            "0.001",
+            "1e6",
+            "1e9",
+            "4096",
+            "65536",
+            "2147483648",
+            "nan",
+            "inf",
+            "true",
+            "[]",
+            "\"x\""
+        ])
+        .prop_map(str::to_owned),
+    ]
+}
+
+const KEYS: &[&str] = &[
+    "seed",
+    "limit_ms",
+    "topology.planes",
+    "topology.rate_gbps",
+    "topology.delay_us",
+    "topology.ip",
+    "queue.limit_bytes",
+    "queue.mark_low_bytes",
+    "queue.mark_high_bytes",
+    "queue.pfc_pause_bytes",
+    "transport.mtu",
+    "transport.ack_timeout",
+    "transport.retries",
+    "workload.bytes",
+    "workload.hosts",
+    "faults.loss",
+    "faults.delay",
+    "faults.delay_max_us",
+    "faults.reroute_us",
+    "report.sample_us",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    /// Whatever values a file has, it is refused, or it can be built and run.
+    #[test]
+    fn no_value_makes_it_panic(values in prop::collection::btree_map(prop::sample::select(KEYS), value(), 0..5)) {
+        let mut text = "topology.leaves = 2\ntopology.spines = 2\ntopology.hosts_per_leaf = 2\n".to_owned();
+        values.iter().for_each(|(key, value)| text += &format!("{key} = {value}\n"));
+        if let Ok(scenario) = Scenario::parse(&text) {
+            let mut sim = Sim::new(&scenario, None).expect("it was checked");
+            sim.step(3000);
+        }
+    }
+
+    #[test]
+    fn no_text_makes_it_panic(text in "[a-z_\\[\\]=\"0-9.\n{},# -]{0,200}") {
+        let _ = Scenario::parse(&text);
+    }
 }
