@@ -242,6 +242,7 @@ impl Arbiter {
             self.clock = self.clock.max(tenant.key());
         }
         let qpn = tenant.pop(class)?;
+        let longest = tenant.turn_bytes();
         self.ready -= 1;
         let expects_latency = self.latency_seen.is_some_and(|at| now.saturating_since(at) < EXPECT_LATENCY);
         let max_bytes = match (expects_latency, self.ready) {
@@ -249,7 +250,7 @@ impl Arbiter {
             (false, 0) => u32::MAX,
             (false, _) => self.config.quantum_bytes,
         };
-        Some(Grant { qpn, tenant: id, class, max_bytes, lane: in_lane.is_some() })
+        Some(Grant { qpn, tenant: id, class, max_bytes: max_bytes.min(longest), lane: in_lane.is_some() })
     }
 
     /// What the turn cost.

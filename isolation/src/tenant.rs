@@ -4,6 +4,7 @@ use crate::arbiter::Cost;
 use crate::bucket::TokenBucket;
 use crate::class::Class;
 use alloc::collections::VecDeque;
+use core::time::Duration;
 use roce::{Instant, Qpn};
 
 /// Weights: the least, the most, and what a tenant has that was given none.
@@ -85,6 +86,9 @@ pub struct Usage {
     pub packets: u64,
 }
 
+/// A highest rate is kept over times as short as this, as far as single packets allow.
+const SMOOTH: Duration = Duration::from_millis(1);
+
 /// What tenants compete for: bytes of the link or of memory, and packets of the RNIC's processor time.
 pub(crate) const RESOURCES: usize = 2;
 
@@ -145,6 +149,12 @@ impl Tenant {
         };
         renew(&mut self.cap, settings.max_bytes_per_sec);
         renew(&mut self.guarantee, Some(settings.min_bytes_per_sec).filter(|&rate| rate > 0));
+    }
+
+    /// How long a turn may be, in bytes: what the highest rate allows in [`SMOOTH`].
+    pub fn turn_bytes(&self) -> u32 {
+        let per_turn = |rate: u64| u32::try_from(rate / (1_000_000_000 / SMOOTH.as_nanos() as u64)).unwrap_or(u32::MAX);
+        self.settings.max_bytes_per_sec.map_or(u32::MAX, per_turn)
     }
 
     /// What decides who goes first: the resource it has had most of.

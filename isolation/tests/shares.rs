@@ -192,6 +192,20 @@ fn a_link_that_is_slower_than_all_is_shared() {
     assert_near(bench.ratio(two, one), 2.0, 0.02);
 }
 
+#[test]
+fn slow_rates_are_kept_over_milliseconds() {
+    for rate in [125_000, 1_250_000, 125_000_000u64] {
+        let mut bench = Bench::new(CONFIG);
+        let slow = bench.tenant(Settings { max_bytes_per_sec: Some(rate), burst_bytes: 1000, ..Settings::default() });
+        bench.load(slow, 4, 100, 1);
+        bench.run(Duration::from_millis(100));
+        assert_near(bench.served[&slow] as f64, rate as f64 / 10.0, 0.15);
+        let before = bench.served[&slow];
+        bench.run(Duration::from_secs(1));
+        assert_near((bench.served[&slow] - before) as f64, rate as f64, 0.01);
+    }
+}
+
 /// How long a queue pair waits that posts 16 bytes now and then, while others always have more: the worst wait, in nanoseconds.
 fn worst_wait(bench: &mut Bench, tenant: TenantId) -> u64 {
     let qpn = Qpn::new(0xF0_0000);

@@ -36,7 +36,7 @@ pub const MAX_GROUP_QPS: usize = 256;
 pub const MAX_MADS: usize = 1024;
 
 /// Longest packet, BTH to ICRC, that is sent: the largest MTU and the longest headers.
-pub const MAX_PACKET: usize = 4200;
+pub const MAX_PACKET: u32 = 4200;
 /// Bytes of packets in one burst: below the 64 KiB of one UDP datagram train.
 pub const MAX_BURST_BYTES: usize = 60 << 10;
 /// Packets in one burst: what UDP segmentation offload takes at once on every kernel that has it.

@@ -204,11 +204,12 @@ impl Rnic {
                 continue;
             };
             qp.flow.begin_turn();
-            let room = buf.len().min((grant.max_bytes as usize).max(MAX_PACKET));
+            let turn_bytes = grant.max_bytes.clamp(MAX_PACKET, COPY_QUANTUM);
+            let room = buf.len().min(turn_bytes as usize);
             let buf = &mut buf[..room];
             let work = match qp.path {
                 Path::Unset => None,
-                Path::Local(peer) => self.local_step(now, qpn, peer, dma, grant.max_bytes.min(COPY_QUANTUM)),
+                Path::Local(peer) => self.local_step(now, qpn, peer, dma, turn_bytes),
                 Path::PerRequest => self.datagram_step(qpn, dma, buf),
                 Path::Wire(flow) => qp.transmit(&mut self.shared, &mut self.scratch, now, flow, dma, buf).map(Work::Packets),
             };

@@ -122,6 +122,17 @@ fn a_highest_rate_is_kept_and_nobody_waits_for_ever() {
 }
 
 #[test]
+fn the_slowest_rate_still_moves() {
+    let mut bench = Bench::new();
+    let slow = bench.writer(1);
+    bench.set(&slow, Settings { max_bytes_per_sec: Some(1), burst_bytes: 1, ..Settings::default() });
+    bench.run(&[&slow], Duration::from_secs(3600 * 24));
+    let moved = bench.moved(&slow);
+    // A packet's worth at once, and then a byte each second.
+    assert!((3600 * 24..3600 * 24 + 5000).contains(&moved), "{moved}");
+}
+
+#[test]
 fn small_messages_go_ahead_of_long_ones() {
     let mut bench = Bench::new();
     let (bulk, quick) = (bench.writer(16), bench.writer(1));
