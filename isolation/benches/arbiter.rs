@@ -25,7 +25,7 @@ fn turns(c: &mut Criterion) {
                 let flow = &mut flows[grant.qpn.get() as usize];
                 flow.begin_turn();
                 arbiter.add(grant.qpn, flow, now);
-                arbiter.charge(&grant, Cost { bytes: 4096, packets: 1 }, now);
+                arbiter.charge(&grant, Cost { bytes: 4096, packets: 1, within_message: false }, now);
             })
         });
     }

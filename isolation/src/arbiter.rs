@@ -1,25 +1,16 @@
 //! The arbiter: who is next, and for how much.
 
-use crate::bucket::TokenBucket;
+use crate::baseline::{Greedy, Justitia, justitia};
 use crate::class::{Class, Classifier};
-use crate::tenant::{RESOURCES, Settings, SettingsError, Tenant, TenantId, Usage};
-use crate::waiting::Waiting;
-use alloc::vec::Vec;
-use core::time::Duration;
+use crate::shares::Shares;
+use crate::tenant::{Settings, SettingsError, TenantId, Usage};
 use roce::{Instant, Qpn};
-
-/// Picoseconds of a second: what a resource offers per second, and the unit of everything that is counted.
-const PS_PER_SEC: u64 = 1_000_000_000_000;
-
-/// Turns stay short for so long after a queue pair of the latency class was seen: the next message comes while another's turn lasts.
-const EXPECT_LATENCY: Duration = Duration::from_millis(1);
-
-/// The latency lane may fall behind and catch up by this much of the scarcest resource: 50 µs.
-const LANE_BURST_PS: u64 = 50_000_000;
 
 /// What there is to share, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
+    /// How turns are given.
+    pub policy: Policy,
     /// Bytes per second that can be moved, as a measure against packets: what 1 byte costs.
     pub bytes_per_sec: u64,
     /// Packets per second that can be made, as a measure against bytes: what 1 packet costs.
@@ -38,6 +29,7 @@ impl Default for Config {
     /// What one core of an ordinary machine moves.
     fn default() -> Self {
         Config {
+            policy: Policy::Shares,
             bytes_per_sec: 5_000_000_000,
             packets_per_sec: 2_000_000,
             quantum_bytes: 64 << 10,
@@ -46,6 +38,18 @@ impl Default for Config {
             link_bytes_per_sec: None,
         }
     }
+}
+
+/// How turns are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Ours: see the crate's documentation.
+    #[default]
+    Shares,
+    /// Message by message, each to its end, as a network card without isolation; for comparisons.
+    Greedy,
+    /// Justitia (NSDI 2022) in front of such a card; for comparisons.
+    Justitia(justitia::Parameters),
 }
 
 /// What is known about one queue pair; kept by its owner.
@@ -86,7 +90,7 @@ pub struct Grant {
     pub class: Class,
     /// How many bytes the turn may last; one packet is always allowed.
     pub max_bytes: u32,
-    lane: bool,
+    pub(crate) lane: bool,
 }
 
 /// What a turn cost.
@@ -96,59 +100,40 @@ pub struct Cost {
     pub bytes: u64,
     /// Packets, or requests of the local path.
     pub packets: u64,
+    /// The turn ended within a message.
+    pub within_message: bool,
 }
 
 /// Decides who is next.
 #[derive(Debug)]
-pub struct Arbiter {
-    config: Config,
-    /// What a byte and what a packet cost, in picoseconds.
-    price_ps: [u64; RESOURCES],
-    tenants: Vec<Option<Tenant>>,
-    /// With work of the latency class, by what they have had.
-    latency: Waiting<u128>,
-    /// With work and a guarantee, by when it is due.
-    guaranteed: Waiting<Instant>,
-    /// With work, by what they have had.
-    shared: Waiting<u128>,
-    /// Beyond their highest rate, by when they may go on.
-    paused: Waiting<Instant>,
-    /// What the tenant of the last turn had had before it.
-    clock: u128,
-    lane: TokenBucket,
-    link: Option<TokenBucket>,
-    /// Queue pairs that wait.
-    ready: usize,
-    latency_seen: Option<Instant>,
+pub struct Arbiter(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Shares(Shares),
+    Greedy(Greedy),
+    Justitia(Justitia),
+}
+
+/// Calls the same function of whichever policy it is.
+macro_rules! each {
+    ($arbiter:expr, $policy:ident => $call:expr) => {
+        match $arbiter {
+            Kind::Shares($policy) => $call,
+            Kind::Greedy($policy) => $call,
+            Kind::Justitia($policy) => $call,
+        }
+    };
 }
 
 impl Arbiter {
     /// An arbiter without tenants.
     pub fn new(config: Config) -> Self {
-        let lane = TokenBucket::new(PS_PER_SEC / 100 * u64::from(config.lane_percent), LANE_BURST_PS, Instant::ZERO);
-        let price = |per_sec: u64| PS_PER_SEC / per_sec.clamp(1, PS_PER_SEC);
-        let mut arbiter = Arbiter {
-            config,
-            price_ps: [price(config.bytes_per_sec), price(config.packets_per_sec)],
-            tenants: Vec::new(),
-            latency: Waiting::default(),
-            guaranteed: Waiting::default(),
-            shared: Waiting::default(),
-            paused: Waiting::default(),
-            clock: 0,
-            lane,
-            link: None,
-            ready: 0,
-            latency_seen: None,
-        };
-        arbiter.set_link(config.link_bytes_per_sec, Instant::ZERO);
-        arbiter
-    }
-
-    /// Changes what all tenants together may send.
-    pub fn set_link(&mut self, bytes_per_sec: Option<u64>, now: Instant) {
-        // What lies between the arbiter and the link holds two turns at most.
-        self.link = bytes_per_sec.map(|rate| TokenBucket::new(rate, 2 * u64::from(self.config.quantum_bytes), now));
+        Arbiter(match config.policy {
+            Policy::Shares => Kind::Shares(Shares::new(config)),
+            Policy::Greedy => Kind::Greedy(Greedy::default()),
+            Policy::Justitia(parameters) => Kind::Justitia(Justitia::new(parameters)),
+        })
     }
 
     /// A new tenant.
@@ -157,23 +142,12 @@ impl Arbiter {
     /// [`SettingsError`].
     pub fn add_tenant(&mut self, settings: Settings, now: Instant) -> Result<TenantId, SettingsError> {
         settings.check()?;
-        let free = self.tenants.iter().position(Option::is_none).unwrap_or(self.tenants.len());
-        let tenant = Some(Tenant::new(settings, self.clock, now));
-        match self.tenants.get_mut(free) {
-            Some(slot) => *slot = tenant,
-            None => self.tenants.push(tenant),
-        }
-        Ok(TenantId(free as u32))
+        Ok(each!(&mut self.0, policy => policy.add_tenant(settings, now)))
     }
 
     /// Ends a tenant; queue pairs of it that wait are forgotten.
     pub fn remove_tenant(&mut self, id: TenantId) {
-        let Some(tenant) = self.tenants.get_mut(id.0 as usize).and_then(Option::take) else { return };
-        self.ready -= tenant.ready();
-        self.latency.remove(id);
-        self.guaranteed.remove(id);
-        self.shared.remove(id);
-        self.paused.remove(id);
+        each!(&mut self.0, policy => policy.remove_tenant(id));
     }
 
     /// Changes what a tenant is promised, from the next turn on.
@@ -182,205 +156,49 @@ impl Arbiter {
     /// [`SettingsError`]; nothing has changed then.
     pub fn set_tenant(&mut self, id: TenantId, settings: Settings, now: Instant) -> Result<(), SettingsError> {
         settings.check()?;
-        if let Some(tenant) = self.tenants.get_mut(id.0 as usize).and_then(Option::as_mut) {
-            tenant.set(settings, now);
-            if core::mem::take(&mut tenant.places.paused) {
-                self.paused.remove(id);
-            }
-            self.file(id, now);
-        }
+        each!(&mut self.0, policy => policy.set_tenant(id, settings, now));
         Ok(())
     }
 
     /// What a tenant is promised.
     pub fn settings(&self, id: TenantId) -> Option<&Settings> {
-        Some(&self.tenants.get(id.0 as usize)?.as_ref()?.settings)
+        each!(&self.0, policy => policy.settings(id))
     }
 
     /// What a tenant has had by class, in the order of [`Class::ALL`], and how often its highest rate made it wait.
     pub fn usage(&self, id: TenantId) -> Option<([Usage; Class::ALL.len()], u64)> {
-        self.tenants.get(id.0 as usize)?.as_ref().map(|tenant| (tenant.usage, tenant.pauses))
+        each!(&self.0, policy => policy.usage(id))
     }
 
     /// A queue pair has something to do; it waits for its turn, unless it does already.
     #[inline]
     pub fn add(&mut self, qpn: Qpn, flow: &mut Flow, now: Instant) {
-        if flow.queued {
-            return;
+        if !flow.queued {
+            flow.queued = each!(&mut self.0, policy => policy.add(qpn, flow, now));
         }
-        let Some(tenant) = self.tenants.get_mut(flow.tenant.0 as usize).and_then(Option::as_mut) else { return };
-        flow.queued = true;
-        let class = tenant.settings.class.unwrap_or(flow.classifier.class());
-        if !tenant.has_work() {
-            tenant.catch_up(self.clock);
-        }
-        tenant.push(class, qpn);
-        self.ready += 1;
-        if class == Class::Latency {
-            self.latency_seen = Some(now);
-        }
-        self.file(flow.tenant, now);
     }
 
-    /// The next turn: first the latency class within its budget, then guarantees that are due, then who has had least.
+    /// The next turn.
+    #[inline]
     pub fn take(&mut self, now: Instant) -> Option<Grant> {
-        if self.ready == 0 {
-            return None;
-        }
-        self.release(now);
-        if let Some(link) = &mut self.link {
-            link.fill(now);
-            if !link.is_open() {
-                return None;
-            }
-        }
-        let in_lane = self.first_for_latency(now);
-        let id = in_lane.or_else(|| self.first_guaranteed(now)).or_else(|| self.first_in_shares())?;
-        let tenant = self.tenants[id.0 as usize].as_mut()?;
-        let class = if in_lane.is_some() { Class::Latency } else { tenant.class_in_turn()? };
-        if in_lane.is_none() {
-            self.clock = self.clock.max(tenant.key());
-        }
-        let qpn = tenant.pop(class)?;
-        let longest = tenant.turn_bytes();
-        self.ready -= 1;
-        let expects_latency = self.latency_seen.is_some_and(|at| now.saturating_since(at) < EXPECT_LATENCY);
-        let max_bytes = match (expects_latency, self.ready) {
-            (true, _) => self.config.short_quantum_bytes,
-            (false, 0) => u32::MAX,
-            (false, _) => self.config.quantum_bytes,
-        };
-        Some(Grant { qpn, tenant: id, class, max_bytes: max_bytes.min(longest), lane: in_lane.is_some() })
+        each!(&mut self.0, policy => policy.take(now))
     }
 
     /// What the turn cost.
+    #[inline]
     pub fn charge(&mut self, grant: &Grant, cost: Cost, now: Instant) {
-        let [byte, packet] = self.price_ps;
-        let ps = [cost.bytes.saturating_mul(byte), cost.packets.saturating_mul(packet)];
-        if grant.lane {
-            self.lane.take(ps[0].max(ps[1]));
-        }
-        if let Some(link) = &mut self.link {
-            link.take(cost.bytes);
-        }
-        if let Some(tenant) = self.tenants.get_mut(grant.tenant.0 as usize).and_then(Option::as_mut) {
-            tenant.charge(grant.class, ps, cost, now);
-            self.file(grant.tenant, now);
-        }
+        each!(&mut self.0, policy => policy.charge(grant, cost, now));
     }
 
     /// When there may be a turn again, if [`Self::take`] had none though somebody waits.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        if self.ready == 0 {
-            return None;
-        }
-        let link = self.link.as_ref().filter(|link| !link.is_open()).map(TokenBucket::opens_at);
-        match (self.shared.first(), self.paused.first()) {
-            // Somebody could go now, but for the link.
-            (Some(_), _) => link,
-            (None, Some((at, _))) => Some(link.map_or(at, |link| link.max(at))),
-            (None, None) => None,
-        }
+        each!(&self.0, policy => policy.poll_timeout())
     }
 
-    /// Gives a tenant its entries in the queues it belongs to.
-    fn file(&mut self, id: TenantId, now: Instant) {
-        let Some(tenant) = self.tenants[id.0 as usize].as_mut() else { return };
-        if tenant.places.paused || !tenant.has_work() {
-            return;
+    /// A probe of Justitia's took so long; other policies need none.
+    pub fn note_latency(&mut self, latency: core::time::Duration) {
+        if let Kind::Justitia(justitia) = &mut self.0 {
+            justitia.note_latency(latency);
         }
-        if let Some(cap) = &mut tenant.cap {
-            cap.fill(now);
-            if !cap.is_open() {
-                tenant.places.paused = true;
-                tenant.pauses += 1;
-                self.paused.push(cap.opens_at(), id);
-                return;
-            }
-        }
-        let key = tenant.key();
-        if tenant.has(Class::Latency) && !core::mem::replace(&mut tenant.places.latency, true) {
-            self.latency.push(key, id);
-        }
-        if let Some(guarantee) = &tenant.guarantee
-            && !core::mem::replace(&mut tenant.places.guaranteed, true)
-        {
-            self.guaranteed.push(guarantee.opens_at(), id);
-        }
-        if !core::mem::replace(&mut tenant.places.shared, true) {
-            self.shared.push(key, id);
-        }
-    }
-
-    /// Those whose pause is over wait again.
-    fn release(&mut self, now: Instant) {
-        while let Some((at, id)) = self.paused.first()
-            && at <= now
-        {
-            self.paused.pop();
-            if let Some(tenant) = self.tenants[id.0 as usize].as_mut() {
-                tenant.places.paused = false;
-            }
-            self.file(id, now);
-        }
-    }
-
-    fn first_for_latency(&mut self, now: Instant) -> Option<TenantId> {
-        self.latency.first()?;
-        self.lane.fill(now);
-        if !self.lane.is_open() {
-            return None;
-        }
-        while let Some((key, id)) = self.latency.first() {
-            let tenant = self.tenants[id.0 as usize].as_mut()?;
-            self.latency.pop();
-            if tenant.places.paused || !tenant.has(Class::Latency) {
-                tenant.places.latency = false;
-            } else if tenant.key() > key {
-                self.latency.push(tenant.key(), id);
-            } else {
-                tenant.places.latency = false;
-                return Some(id);
-            }
-        }
-        None
-    }
-
-    fn first_guaranteed(&mut self, now: Instant) -> Option<TenantId> {
-        while let Some((at, id)) = self.guaranteed.first()
-            && at <= now
-        {
-            let tenant = self.tenants[id.0 as usize].as_mut()?;
-            self.guaranteed.pop();
-            tenant.places.guaranteed = false;
-            let has_work = tenant.has_work();
-            let Some(guarantee) = &mut tenant.guarantee else { continue };
-            if tenant.places.paused || !has_work {
-                continue;
-            }
-            guarantee.fill(now);
-            if guarantee.is_open() {
-                return Some(id);
-            }
-            tenant.places.guaranteed = true;
-            self.guaranteed.push(guarantee.opens_at(), id);
-        }
-        None
-    }
-
-    fn first_in_shares(&mut self) -> Option<TenantId> {
-        while let Some((key, id)) = self.shared.first() {
-            let tenant = self.tenants[id.0 as usize].as_mut()?;
-            self.shared.pop();
-            if tenant.places.paused || !tenant.has_work() {
-                tenant.places.shared = false;
-            } else if tenant.key() > key {
-                self.shared.push(tenant.key(), id);
-            } else {
-                tenant.places.shared = false;
-                return Some(id);
-            }
-        }
-        None
     }
 }

@@ -21,11 +21,14 @@
 extern crate alloc;
 
 mod arbiter;
+pub mod baseline;
 pub mod bucket;
 pub mod class;
+mod shares;
+mod table;
 pub mod tenant;
 mod waiting;
 
-pub use arbiter::{Arbiter, Config, Cost, Flow, Grant};
+pub use arbiter::{Arbiter, Config, Cost, Flow, Grant, Policy};
 pub use class::Class;
 pub use tenant::{Settings, SettingsError, TenantId, Usage};

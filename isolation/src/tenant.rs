@@ -86,6 +86,14 @@ pub struct Usage {
     pub packets: u64,
 }
 
+impl Usage {
+    pub(crate) fn add(&mut self, cost: Cost) {
+        self.turns += 1;
+        self.bytes += cost.bytes;
+        self.packets += cost.packets;
+    }
+}
+
 /// A highest rate is kept over times as short as this, as far as single packets allow.
 const SMOOTH: Duration = Duration::from_millis(1);
 
@@ -171,10 +179,7 @@ impl Tenant {
 
     /// Counts what a turn cost; also in picoseconds of each resource.
     pub fn charge(&mut self, class: Class, ps: [u64; RESOURCES], cost: Cost, now: Instant) {
-        let usage = &mut self.usage[class as usize];
-        usage.turns += 1;
-        usage.bytes += cost.bytes;
-        usage.packets += cost.packets;
+        self.usage[class as usize].add(cost);
         for (had, ps) in self.had.iter_mut().zip(ps) {
             *had += u128::from(ps) * u128::from(self.per_weight);
         }

@@ -1,6 +1,6 @@
 //! Random operations against an arbiter that looks at everything each time.
 
-use isolation::{Arbiter, Config, Cost, Flow, Settings, TenantId};
+use isolation::{Arbiter, Config, Cost, Flow, Policy, Settings, TenantId};
 use proptest::prelude::*;
 use roce::{Instant, Qpn};
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,6 +49,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 const CONFIG: Config = Config {
+    policy: Policy::Shares,
     bytes_per_sec: 1_000_000_000,
     packets_per_sec: 1_000_000,
     quantum_bytes: 4096,
@@ -134,7 +135,7 @@ proptest! {
                     if let Some((_, left)) = &mut known.cap {
                         *left -= i128::from(bytes) * SECOND;
                     }
-                    arbiter.charge(&grant, Cost { bytes, packets }, now);
+                    arbiter.charge(&grant, Cost { bytes, packets, within_message: false }, now);
                 }
                 Step::Wait { ns } => {
                     now = now + Duration::from_nanos(ns);

@@ -1,12 +1,13 @@
 //! What tenants get, in virtual time: a resource that serves one turn after another, and queue pairs that always have more.
 
-use isolation::{Arbiter, Class, Config, Cost, Flow, Settings, SettingsError, TenantId};
+use isolation::{Arbiter, Class, Config, Cost, Flow, Policy, Settings, SettingsError, TenantId};
 use roce::{Instant, Qpn};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// 1 GB/s, packets free: one byte a nanosecond.
 const CONFIG: Config = Config {
+    policy: Policy::Shares,
     bytes_per_sec: 1_000_000_000,
     packets_per_sec: 1_000_000_000_000,
     quantum_bytes: 4096,
@@ -74,7 +75,7 @@ impl Bench {
         assert_eq!(flow.tenant, grant.tenant);
         flow.begin_turn();
         let turns = (u64::from(grant.max_bytes) / load.bytes.max(1)).clamp(1, 16);
-        let cost = Cost { bytes: load.bytes * turns, packets: load.packets * turns };
+        let cost = Cost { bytes: load.bytes * turns, packets: load.packets * turns, within_message: false };
         let ns = (cost.bytes * 1_000_000_000 / self.config.bytes_per_sec)
             .max(cost.packets * 1_000_000_000 / self.config.packets_per_sec);
         self.now = self.now + Duration::from_nanos(ns);
@@ -224,14 +225,14 @@ fn worst_wait(bench: &mut Bench, tenant: TenantId) -> u64 {
             let grant = bench.arbiter.take(bench.now).expect("somebody waits");
             if grant.qpn == qpn {
                 assert_eq!(grant.class, Class::Latency);
-                bench.arbiter.charge(&grant, Cost { bytes: 16, packets: 1 }, bench.now);
+                bench.arbiter.charge(&grant, Cost { bytes: 16, packets: 1, within_message: false }, bench.now);
                 break;
             }
             let (other, load) = bench.flows.get_mut(&grant.qpn).unwrap();
             other.begin_turn();
             bench.now = bench.now + Duration::from_nanos(load.bytes);
             bench.arbiter.add(grant.qpn, other, bench.now);
-            bench.arbiter.charge(&grant, Cost { bytes: load.bytes, packets: load.packets }, bench.now);
+            bench.arbiter.charge(&grant, Cost { bytes: load.bytes, packets: load.packets, within_message: false }, bench.now);
         }
         worst = worst.max(bench.now.saturating_since(posted).as_nanos() as u64);
     }

@@ -200,7 +200,7 @@ impl Rnic {
             let grant = self.shared.schedule.take()?;
             let qpn = grant.qpn;
             let Some(qp) = self.qps.get_mut(qpn.get()) else {
-                self.shared.schedule.charge(&grant, None);
+                self.shared.schedule.charge(&grant, None, false);
                 continue;
             };
             qp.flow.begin_turn();
@@ -213,7 +213,8 @@ impl Rnic {
                 Path::PerRequest => self.datagram_step(qpn, dma, buf),
                 Path::Wire(flow) => qp.transmit(&mut self.shared, &mut self.scratch, now, flow, dma, buf).map(Work::Packets),
             };
-            self.shared.schedule.charge(&grant, work.as_ref());
+            let within_message = self.qps.get(qpn.get()).is_some_and(|qp| qp.is_within_message());
+            self.shared.schedule.charge(&grant, work.as_ref(), within_message);
             if work.is_some() {
                 return work;
             }

@@ -29,12 +29,12 @@ impl Schedule {
         self.arbiter.take(self.now)
     }
 
-    /// What came of a turn.
+    /// What came of a turn, and whether it ended within a message.
     #[inline]
-    pub fn charge(&mut self, grant: &Grant, work: Option<&Work>) {
+    pub fn charge(&mut self, grant: &Grant, work: Option<&Work>, within_message: bool) {
         let cost = match *work.unwrap_or(&Work::Copied { bytes: 0, messages: 0 }) {
-            Work::Packets(sent) => Cost { bytes: sent.len as u64, packets: sent.packets() as u64 },
-            Work::Copied { bytes, messages } => Cost { bytes, packets: u64::from(messages) },
+            Work::Packets(sent) => Cost { bytes: sent.len as u64, packets: sent.packets() as u64, within_message },
+            Work::Copied { bytes, messages } => Cost { bytes, packets: u64::from(messages), within_message },
         };
         self.arbiter.charge(grant, cost, self.now);
     }

@@ -165,6 +165,12 @@ impl Qp {
         attr
     }
 
+    /// Whether a request or reply is sent in part.
+    #[inline]
+    pub fn is_within_message(&self) -> bool {
+        self.req.moved > 0 || self.req.cursor.packet > 0 || self.resp.has_replies()
+    }
+
     /// Puts this queue pair into the schedule.
     #[inline]
     pub fn schedule(&mut self, shared: &mut Shared) {
