@@ -120,6 +120,11 @@ impl Rnic {
         self.shared.schedule.arbiter.usage(self.shared.devices.get(device.0)?.tenant)
     }
 
+    /// A probe of Justitia's took so long; for comparisons, see [`isolation::Policy`].
+    pub fn note_latency(&mut self, latency: core::time::Duration) {
+        self.shared.schedule.arbiter.note_latency(latency);
+    }
+
     /// Sets the port's state: `None` is down. Queue pairs keep their state; while the port is down nothing of theirs is sent or
     /// received, so that retries run out as on a dead link. Unknown devices are ignored.
     pub fn set_port(&mut self, _now: Instant, device: DeviceId, port: Option<Mtu>) {

@@ -190,6 +190,12 @@ impl Justitia {
         if let Some(tenant) = self.tenants.get_mut(grant.tenant) {
             tenant.account.charge(grant.class, cost);
             tenant.ops_left -= cost.packets as i64;
+            // A turn is shorter than a large token: the same message goes on with what is left of it.
+            let left = grant.max_bytes.saturating_sub(u32::try_from(cost.bytes).unwrap_or(u32::MAX));
+            if grant.class == Class::Bandwidth && cost.within_message && left > 0 && tenant.pending.back() == Some(&grant.qpn) {
+                tenant.pending.pop_back();
+                self.given.push_front((grant.qpn, grant.tenant, grant.class, left));
+            }
         }
     }
 
