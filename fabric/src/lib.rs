@@ -6,6 +6,8 @@
 //! real header fields ([`ecmp`]), mark, trim, drop or pause ([`queue`], [`network`]); faults come from chance or a plan
 //! ([`fault`]); and in every run is checked what must always hold ([`checker`]). [`swarm`] makes scenarios from seeds.
 //!
+//! [`sharing`] is a smaller laboratory beside it, of tenants that share a host.
+//!
 //! Deterministic: one run is one thread, and the same scenario gives the same events. Never: files, clocks, threads; whoever
 //! wants several runs at once has several [`Sim`] values.
 
@@ -25,6 +27,7 @@ pub mod reference;
 mod report;
 mod route;
 pub mod scenario;
+pub mod sharing;
 mod sim;
 pub mod swarm;
 pub mod time;

@@ -19,6 +19,8 @@ pub struct Config {
     pub quantum_bytes: u32,
     /// Longest turn while there is traffic of the latency class, in bytes.
     pub short_quantum_bytes: u32,
+    /// The same in packets, or requests of the local path.
+    pub short_quantum_packets: u32,
     /// Part of everything that may go ahead of the shares as the latency class, in percent.
     pub lane_percent: u8,
     /// What all tenants together may send, in bytes per second, where the link is slower than the RNIC.
@@ -34,6 +36,7 @@ impl Default for Config {
             packets_per_sec: 2_000_000,
             quantum_bytes: 64 << 10,
             short_quantum_bytes: 16 << 10,
+            short_quantum_packets: 16,
             lane_percent: 10,
             link_bytes_per_sec: None,
         }
@@ -90,6 +93,8 @@ pub struct Grant {
     pub class: Class,
     /// How many bytes the turn may last; one packet is always allowed.
     pub max_bytes: u32,
+    /// How many packets, or requests of the local path, the turn may last; at least 1.
+    pub max_packets: u32,
     pub(crate) lane: bool,
 }
 

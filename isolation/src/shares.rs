@@ -140,12 +140,12 @@ impl Shares {
         let longest = tenant.turn_bytes();
         self.ready -= 1;
         let expects_latency = self.latency_seen.is_some_and(|at| now.saturating_since(at) < EXPECT_LATENCY);
-        let max_bytes = match (expects_latency, self.ready) {
-            (true, _) => self.config.short_quantum_bytes,
-            (false, 0) => u32::MAX,
-            (false, _) => self.config.quantum_bytes,
+        let (max_bytes, max_packets) = match (expects_latency, self.ready) {
+            (true, _) => (self.config.short_quantum_bytes, self.config.short_quantum_packets.max(1)),
+            (false, 0) => (u32::MAX, u32::MAX),
+            (false, _) => (self.config.quantum_bytes, u32::MAX),
         };
-        Some(Grant { qpn, tenant: id, class, max_bytes: max_bytes.min(longest), lane: in_lane.is_some() })
+        Some(Grant { qpn, tenant: id, class, max_bytes: max_bytes.min(longest), max_packets, lane: in_lane.is_some() })
     }
 
     pub fn charge(&mut self, grant: &Grant, cost: Cost, now: Instant) {

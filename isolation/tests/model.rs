@@ -54,6 +54,7 @@ const CONFIG: Config = Config {
     packets_per_sec: 1_000_000,
     quantum_bytes: 4096,
     short_quantum_bytes: 4096,
+    short_quantum_packets: 1,
     lane_percent: 10,
     link_bytes_per_sec: None,
 };

@@ -133,7 +133,7 @@ impl Rnic {
         let mut headers = Headers::new(Bth { mig_req: false, ..Bth::new(Opcode::UdSendOnly, mad.remote_qpn, shared.mads.psn) });
         headers.deth = Some(Deth { qkey: GSI_QKEY, src_qpn: Qpn::GSI });
         shared.mads.psn = shared.mads.psn.plus(1);
-        let mut burst = Burst::new(buf, &mut scratch.pieces);
+        let mut burst = Burst::new(buf, 1, &mut scratch.pieces);
         burst.add_with(&mut headers, &mad.bytes);
         burst.seal(&flow);
         let lengths = burst.lengths();

@@ -204,6 +204,7 @@ impl Rnic {
                 continue;
             };
             qp.flow.begin_turn();
+            self.scratch.turn_packets = grant.max_packets as usize;
             let turn_bytes = grant.max_bytes.clamp(MAX_PACKET, COPY_QUANTUM);
             let room = buf.len().min(turn_bytes as usize);
             let buf = &mut buf[..room];

@@ -129,6 +129,8 @@ impl Shared {
 /// Lists that the data path fills and empties again; kept so that it does not allocate.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
+    /// Packets, or requests of the local path, that this turn may have.
+    pub turn_packets: usize,
     /// Memory of the requester (local path).
     pub ours: Vec<Segment>,
     /// Memory of the responder (local path).

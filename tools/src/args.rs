@@ -254,12 +254,25 @@ pub struct CdiOptions {
 pub enum SimCommand {
     /// Simulate what a TOML file describes
     Run(SimRunOptions),
+    /// Tenants that share a host: without isolation, under Justitia, and under ours
+    Isolation(SimIsolationOptions),
     /// Simulate the configuration of a published simulator, and compare
     Reference {
         /// Where all chance comes from
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+}
+
+/// `vrdma sim isolation …`.
+#[derive(Debug, clap::Args)]
+pub struct SimIsolationOptions {
+    /// Only these experiments, such as E1 [default: all]
+    #[arg(value_name = "ID")]
+    pub only: Vec<String>,
+    /// Draw latency and bandwidth under each policy
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
 }
 
 /// `vrdma sim run …`.

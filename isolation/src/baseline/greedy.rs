@@ -47,7 +47,7 @@ impl Greedy {
 
     pub fn take(&mut self, _now: Instant) -> Option<Grant> {
         let (qpn, tenant, class) = self.ready.pop_front()?;
-        Some(Grant { qpn, tenant, class, max_bytes: u32::MAX, lane: false })
+        Some(Grant { qpn, tenant, class, max_bytes: u32::MAX, max_packets: u32::MAX, lane: false })
     }
 
     pub fn charge(&mut self, grant: &Grant, cost: Cost, _now: Instant) {

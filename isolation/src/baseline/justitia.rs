@@ -96,8 +96,10 @@ struct Entity {
     account: Account,
     /// Queue pairs that wait for a token.
     pending: VecDeque<Qpn>,
-    /// Requests left of the last token.
+    /// Requests left of its tokens; more may have been made than there were.
     ops_left: i64,
+    /// Bytes left of its tokens.
+    bytes_left: i64,
     /// Tokens that it had, by weight.
     had: u64,
 }
@@ -183,17 +185,22 @@ impl Justitia {
     pub fn take(&mut self, now: Instant) -> Option<Grant> {
         self.hand_out(now);
         let (qpn, tenant, class, max_bytes) = self.given.pop_front()?;
-        Some(Grant { qpn, tenant, class, max_bytes, lane: false })
+        Some(Grant { qpn, tenant, class, max_bytes, max_packets: u32::MAX, lane: false })
     }
 
     pub fn charge(&mut self, grant: &Grant, cost: Cost, _now: Instant) {
         if let Some(tenant) = self.tenants.get_mut(grant.tenant) {
             tenant.account.charge(grant.class, cost);
             tenant.ops_left -= cost.packets as i64;
-            // A turn is shorter than a large token: the same message goes on with what is left of it.
-            let left = grant.max_bytes.saturating_sub(u32::try_from(cost.bytes).unwrap_or(u32::MAX));
-            if grant.class == Class::Bandwidth && cost.within_message && left > 0 && tenant.pending.back() == Some(&grant.qpn) {
+            tenant.bytes_left -= cost.bytes as i64;
+            // A turn is shorter than a large token: the same message goes on, if there is as much left of it again.
+            if grant.class == Class::Bandwidth
+                && cost.within_message
+                && tenant.bytes_left >= cost.bytes as i64
+                && tenant.pending.back() == Some(&grant.qpn)
+            {
                 tenant.pending.pop_back();
+                let left = u32::try_from(tenant.bytes_left).unwrap_or(u32::MAX);
                 self.given.push_front((grant.qpn, grant.tenant, grant.class, left));
             }
         }
@@ -250,7 +257,10 @@ impl Justitia {
             tenant.had += (1 << 32) / u64::from(tenant.account.settings.weight);
             let class = tenant.class();
             self.tokens -= 1;
-            let max_bytes = if class == Class::Bandwidth { token } else { u32::MAX };
+            // What is left of earlier tokens is not lost, but it is no stock either.
+            tenant.bytes_left = (tenant.bytes_left + i64::from(token)).min(2 * i64::from(token));
+            let bytes = u32::try_from(tenant.bytes_left.max(0)).unwrap_or(u32::MAX);
+            let max_bytes = if class == Class::Bandwidth { bytes } else { u32::MAX };
             if class == Class::MessageRate {
                 let ops = u64::from(self.parameters.token_ops) * u64::from(token) / u64::from(self.parameters.large_token);
                 tenant.ops_left += ops.max(1) as i64;
@@ -320,6 +330,8 @@ mod tests {
             while let Some(grant) = justitia.take(now) {
                 assert_eq!((grant.qpn, grant.max_bytes), (Qpn::new(2), 5000));
                 got += u64::from(grant.max_bytes);
+                let cost = Cost { bytes: u64::from(grant.max_bytes), packets: 1, within_message: true };
+                justitia.charge(&grant, cost, now);
             }
         }
         assert!((950_000..=1_050_000).contains(&got), "{got} bytes in a millisecond at 1 GB/s");

@@ -21,6 +21,7 @@ pub(crate) struct Burst<'a> {
     len: usize,
     segment_len: usize,
     packets: usize,
+    max_packets: usize,
     /// Pieces before this one belong to packets that were added.
     added_pieces: usize,
     /// Its last packet is shorter than the others, so that none can follow.
@@ -28,9 +29,11 @@ pub(crate) struct Burst<'a> {
 }
 
 impl<'a> Burst<'a> {
-    pub fn new(buf: &'a mut [u8], pieces: &'a mut Vec<Piece>) -> Self {
+    /// A burst of at most so many packets; one may always be added.
+    pub fn new(buf: &'a mut [u8], max_packets: usize, pieces: &'a mut Vec<Piece>) -> Self {
         pieces.clear();
-        Burst { buf, pieces, len: 0, segment_len: 0, packets: 0, added_pieces: 0, closed: false }
+        let max_packets = max_packets.min(MAX_BURST_PACKETS);
+        Burst { buf, pieces, len: 0, segment_len: 0, packets: 0, max_packets, added_pieces: 0, closed: false }
     }
 
     /// Starts anew, in the same buffer.
@@ -65,7 +68,7 @@ impl<'a> Burst<'a> {
             return len <= self.buf.len();
         }
         let room = self.buf.len().min(MAX_BURST_BYTES);
-        !self.closed && len <= self.segment_len && self.packets < MAX_BURST_PACKETS && self.len + len <= room
+        !self.closed && len <= self.segment_len && self.packets < self.max_packets && self.len + len <= room
     }
 
     /// Adds a packet that fits. Its payload of `payload` bytes was given to [`Self::payload_of`] before.

@@ -112,7 +112,8 @@ impl Rnic {
     fn spread_datagrams(&mut self, qpn: Qpn, to: &Destination, dma: &mut impl Dma) -> Option<Work> {
         let Rnic { qps, shared, scratch } = self;
         let (mut messages, mut bytes) = (0, 0);
-        while messages < COPY_MESSAGES {
+        let most = COPY_MESSAGES.min(u32::try_from(scratch.turn_packets).unwrap_or(u32::MAX));
+        while messages < most {
             let Some((len, arrival)) = load_next(qps, shared, scratch, dma, qpn, to) else { break };
             scratch.datagram.clear();
             scratch.datagram.append(&mut scratch.values);
@@ -141,7 +142,8 @@ impl Rnic {
     fn copy_datagrams(&mut self, qpn: Qpn, peer: DeviceId, to: &Destination, dma: &mut impl Dma) -> Option<Work> {
         let Rnic { qps, shared, scratch } = self;
         let (mut messages, mut bytes) = (0, 0);
-        while messages < COPY_MESSAGES {
+        let most = COPY_MESSAGES.min(u32::try_from(scratch.turn_packets).unwrap_or(u32::MAX));
+        while messages < most {
             let at = scratch.values.len();
             let Some((len, arrival)) = load_next(qps, shared, scratch, dma, qpn, to) else { break };
             messages += 1;
@@ -225,7 +227,7 @@ impl Qp {
         to: &Destination,
     ) -> Option<Transmit> {
         let psn = self.req.cursor.psn;
-        let mut burst = Burst::new(buf, &mut scratch.pieces);
+        let mut burst = Burst::new(buf, scratch.turn_packets, &mut scratch.pieces);
         self.fill_datagrams(shared, &mut burst, to, usize::MAX);
         if burst.gather(dma).is_err() {
             // Which request is to blame shows when the oldest is tried alone.

@@ -58,17 +58,18 @@ impl Rnic {
         quantum: u32,
     ) -> Option<Work> {
         let (mut bytes, mut messages) = (0, 0);
+        let most = COPY_MESSAGES.min(u32::try_from(self.scratch.turn_packets).unwrap_or(u32::MAX));
         let more = loop {
-            let (count, moved) = self.local_run(qpn, peer, dma, (COPY_MESSAGES - messages, quantum - bytes));
+            let (count, moved) = self.local_run(qpn, peer, dma, (most - messages, quantum - bytes));
             (bytes, messages) = (bytes + moved, messages + count);
-            if bytes >= quantum || messages == COPY_MESSAGES {
+            if bytes >= quantum || messages == most {
                 break true;
             }
             match self.local_request(now, qpn, peer, dma, quantum - bytes) {
                 Step::Message(moved) => {
                     bytes += moved;
                     messages += 1;
-                    if bytes >= quantum || messages == COPY_MESSAGES {
+                    if bytes >= quantum || messages == most {
                         break true;
                     }
                 }

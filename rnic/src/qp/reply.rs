@@ -24,7 +24,7 @@ impl Qp {
         dma: &mut impl Dma,
         buf: &'a mut [u8],
     ) -> Option<Burst<'a>> {
-        let mut burst = Burst::new(buf, &mut scratch.pieces);
+        let mut burst = Burst::new(buf, scratch.turn_packets, &mut scratch.pieces);
         let first = self.resp.replies.front().map(|reply| reply.psn.plus(reply.sent));
         let filled = self.fill_replies(shared, &mut burst);
         // The memory was right when the request was accepted; its owner has taken it away since.

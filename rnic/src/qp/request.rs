@@ -54,6 +54,8 @@ impl Qp {
                 self.resp.nak = None;
                 if bth.opcode.ends_message() {
                     self.resp.count_message();
+                    // What it answers is as urgent as what it answers to.
+                    self.flow.classifier.note(self.resp.received, 1);
                 }
                 if bth.ack_req {
                     // A reply to a READ or atomic acknowledges everything before it too.
@@ -194,6 +196,7 @@ impl Qp {
         }
         let packets = remote.len.div_ceil(self.mtu()).max(1);
         self.accept_fetch(headers.bth.psn, packets, Fetch::Read(remote));
+        self.flow.classifier.note(remote.len, self.resp.replies.len() as u32);
         self.schedule(shared);
         Ok(packets)
     }

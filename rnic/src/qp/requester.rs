@@ -183,7 +183,7 @@ impl Qp {
             return None;
         }
         let before = (self.req.cursor, self.req.fetches);
-        let mut burst = Burst::new(buf, &mut scratch.pieces);
+        let mut burst = Burst::new(buf, scratch.turn_packets, &mut scratch.pieces);
         self.fill(shared, &mut burst, u32::MAX);
         if burst.gather(dma).is_err() {
             // Which request is to blame shows when the oldest is tried alone.

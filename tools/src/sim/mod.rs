@@ -1,5 +1,6 @@
 //! `vrdma sim`: whole fabrics in simulated time. Files are read and written here; what is in them is the business of `fabric`.
 
+mod isolation;
 mod plot;
 mod reference;
 
@@ -28,6 +29,7 @@ const EVENTS_PER_LOOK: u64 = 200_000;
 pub fn carry_out(command: &SimCommand, as_json: bool) -> Result<()> {
     match command {
         SimCommand::Run(options) => run(options, as_json),
+        SimCommand::Isolation(options) => isolation::carry_out(options, as_json),
         SimCommand::Reference { seed } => reference::carry_out(*seed, as_json),
     }
 }
@@ -93,23 +95,28 @@ fn read(path: &Path, limit: u64) -> Result<String> {
 /// Runs independent simulations, one per processor core at a time; reports in the order of the scenarios.
 fn run_all(scenarios: &[Scenario], trace: Option<&str>) -> Result<Vec<Report>> {
     let bar = progress_bar();
+    let reports = on_all_cores(scenarios, |scenario| run_one(scenario, trace, &bar));
+    bar.finish_and_clear();
+    reports
+}
+
+/// Does independent work, one piece per processor core at a time; results in the order of the pieces.
+fn on_all_cores<T: Sync, R: Send>(pieces: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let next = AtomicUsize::new(0);
-    let done: Mutex<BTreeMap<usize, Report>> = Mutex::new(BTreeMap::new());
-    let work = || -> Result<()> {
+    let done: Mutex<BTreeMap<usize, R>> = Mutex::new(BTreeMap::new());
+    let work_on = || -> Result<()> {
         loop {
             let n = next.fetch_add(1, Ordering::Relaxed);
-            let Some(scenario) = scenarios.get(n) else { return Ok(()) };
-            let report = run_one(scenario, trace, &bar)?;
-            done.lock().expect("no thread panics while it holds the lock").insert(n, report);
+            let Some(piece) = pieces.get(n) else { return Ok(()) };
+            let result = work(piece)?;
+            done.lock().expect("no thread panics while it holds the lock").insert(n, result);
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(scenarios.len());
-    let result = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(pieces.len());
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work_on)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("a simulation does not panic"))
-    });
-    bar.finish_and_clear();
-    result?;
+    })?;
     Ok(done.into_inner().expect("as above").into_values().collect())
 }
 

@@ -1,0 +1,141 @@
+//! `vrdma sim isolation`: tenants that share a host, without isolation, under Justitia, and under ours, in the set-ups of Justitia's
+//! paper. All of it is modelled; its published figures were measured on cards, and stand beside.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use fabric::sharing::experiments::{self, Experiment};
+use fabric::sharing::table::{Row, rows};
+use indicatif::{ProgressBar, ProgressStyle};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use serde::Serialize;
+
+use super::on_all_cores;
+use crate::args::SimIsolationOptions;
+use crate::output::{print, print_json, table};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Answer {
+    rows: Vec<Row>,
+}
+
+/// Runs the experiments and prints what came out.
+pub fn carry_out(options: &SimIsolationOptions, as_json: bool) -> Result<()> {
+    let chosen: Vec<Experiment> = experiments::all()
+        .into_iter()
+        .filter(|experiment| options.only.is_empty() || options.only.iter().any(|id| id.eq_ignore_ascii_case(experiment.id)))
+        .collect();
+    if chosen.is_empty() {
+        let mut ids: Vec<&str> = experiments::all().iter().map(|experiment| experiment.id).collect();
+        ids.dedup();
+        return Err(anyhow!("there is no such experiment: there are {}", ids.join(", ")));
+    }
+    let bar = ProgressBar::new(chosen.len() as u64);
+    bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} experiments").expect("the template is sound"));
+    let found = on_all_cores(&chosen, |experiment| {
+        let found = rows(experiment, &experiment.run());
+        bar.inc(1);
+        Ok(found)
+    })?;
+    bar.finish_and_clear();
+    let rows: Vec<Row> = found.into_iter().flatten().collect();
+    if let Some(path) = &options.plot {
+        draw(path, &rows).with_context(|| format!("cannot draw {}", path.display()))?;
+    }
+    if as_json { print_json(&Answer { rows }) } else { print(text(&rows)) }
+}
+
+fn text(rows: &[Row]) -> String {
+    let optional = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), number);
+    let lines = rows.iter().map(|row| {
+        [
+            row.id.to_owned(),
+            row.what.clone(),
+            row.metric.to_owned(),
+            optional(row.alone),
+            number(row.off),
+            optional(row.published_off),
+            number(row.justitia),
+            optional(row.published_justitia),
+            number(row.ours),
+            row.bar.clone(),
+            if row.meets_bar { "yes" } else { "NO" }.to_owned(),
+        ]
+    });
+    let header = ["ID", "TENANTS", "METRIC", "alone", "off", "(paper)", "Justitia", "(paper)", "ours", "bar", "met"];
+    let missed = rows.iter().filter(|row| !row.meets_bar).count();
+    format!(
+        "{}\nModelled: hosts with links of 56 Gb/s on one switch, the cores the daemon's own. L is after latency, T after a message\n\
+         rate, B after bandwidth; `alone` is in µs, million messages per second or Gb/s. What the paper measured on a card is in\n\
+         brackets; of its other experiments E13 and E17 to E21 are not among these. {missed} of {} lines miss their bar.\n",
+        table(header, lines, &[3, 4, 5, 6, 7, 8]),
+        rows.len()
+    )
+}
+
+/// Three digits or so.
+fn number(value: f64) -> String {
+    match value.abs() {
+        big if big >= 100.0 => format!("{value:.0}"),
+        some if some >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// Two plots, one below the other: latency and bandwidth under each policy.
+fn draw(path: &Path, rows: &[Row]) -> Result<()> {
+    let mut svg = String::new();
+    {
+        let area = SVGBackend::with_string(&mut svg, (1000, 760)).into_drawing_area();
+        area.fill(&WHITE).map_err(|error| anyhow!("{error}"))?;
+        let (above, below) = area.split_vertically(380);
+        let latency: Vec<&Row> = rows.iter().filter(|row| row.metric.starts_with("L p99")).collect();
+        let bandwidth: Vec<&Row> = rows.iter().filter(|row| row.metric.starts_with("B, share")).collect();
+        panel(&above, "Latency of small messages, 99th percentile, times alone (modelled)", &latency, 1.0..30_000.0)?;
+        panel(&below, "Bandwidth that large messages keep, part of alone (modelled)", &bandwidth, 0.1..2.0)?;
+        area.present().map_err(|error| anyhow!("{error}"))?;
+    }
+    std::fs::write(path, svg)?;
+    Ok(())
+}
+
+fn panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, rows: &[&Row], range: std::ops::Range<f64>) -> Result<()> {
+    let wrong = |error: &dyn std::fmt::Display| anyhow!("{error}");
+    let last = rows.len().max(1) as f64;
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, ("sans-serif", 18))
+        .margin(8)
+        .x_label_area_size(44)
+        .y_label_area_size(60)
+        .build_cartesian_2d(-0.5..last - 0.5, range.log_scale())
+        .map_err(|error| wrong(&error))?;
+    let name = |x: &f64| {
+        let at = x.round();
+        let is_whole = (x - at).abs() < 1e-9 && at >= 0.0;
+        rows.get(at as usize).filter(|_| is_whole).map_or_else(String::new, |row| row.id.to_owned())
+    };
+    let mut mesh = chart.configure_mesh();
+    mesh.x_labels(rows.len() + 1).x_label_formatter(&name).x_desc("experiment").light_line_style(WHITE);
+    mesh.draw().map_err(|error| wrong(&error))?;
+    type Pick = fn(&Row) -> f64;
+    let series: [(&str, RGBColor, Pick); 3] = [
+        ("without isolation", RGBColor(200, 60, 50), |row| row.off),
+        ("Justitia", RGBColor(230, 160, 40), |row| row.justitia),
+        ("ours", RGBColor(30, 110, 180), |row| row.ours),
+    ];
+    for (label, color, pick) in series {
+        let points = rows.iter().enumerate().map(|(n, row)| Circle::new((n as f64, pick(row)), 5, color.filled()));
+        let drawn = chart.draw_series(points).map_err(|error| wrong(&error))?;
+        drawn.label(label).legend(move |(x, y)| Circle::new((x + 8, y), 5, color.filled()));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperLeft)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK)
+        .draw()
+        .map_err(|error| wrong(&error))?;
+    Ok(())
+}
