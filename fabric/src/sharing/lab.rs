@@ -1,6 +1,6 @@
 //! Hosts on one switch, each a real core that sends one turn at a time: the next is asked for when the link is free again.
 //!
-//! A card takes [`Card::packet_time`] for each packet, and makes [`AHEAD`] of them while the one before is still on the link; a message takes [`Card::post`]
+//! A card takes [`Card::packet_time`] for each packet, and makes four of them while the one before is still on the link; a message takes [`Card::post`]
 //! from the program to the card and [`Card::complete`] back. The switch sends a packet on while it arrives (cut-through), and has one
 //! queue per host, without end.
 

@@ -96,10 +96,8 @@ struct Entity {
     account: Account,
     /// Queue pairs that wait for a token.
     pending: VecDeque<Qpn>,
-    /// Requests left of its tokens; more may have been made than there were.
-    ops_left: i64,
-    /// Bytes left of its tokens.
-    bytes_left: i64,
+    /// Bytes, or requests, left of its tokens; more may have been used than there were.
+    left: i64,
     /// Tokens that it had, by weight.
     had: u64,
 }
@@ -108,6 +106,16 @@ impl Entity {
     /// What is not declared is after bandwidth.
     fn class(&self) -> Class {
         self.account.settings.class.unwrap_or(Class::Bandwidth)
+    }
+
+    /// What the card may do of it at once: of those after bandwidth all that is left, which no other queue pair of theirs has then.
+    fn reserve(&mut self) -> u32 {
+        if self.class() != Class::Bandwidth {
+            return u32::MAX;
+        }
+        let reserved = u32::try_from(self.left.max(0)).unwrap_or(u32::MAX);
+        self.left -= i64::from(reserved);
+        reserved
     }
 }
 
@@ -167,18 +175,15 @@ impl Justitia {
 
     pub fn add(&mut self, qpn: Qpn, flow: &Flow, _now: Instant) -> bool {
         let Some(tenant) = self.tenants.get_mut(flow.tenant) else { return false };
-        match tenant.class() {
-            Class::Latency => self.given.push_back((qpn, flow.tenant, Class::Latency, u32::MAX)),
-            Class::MessageRate if tenant.ops_left > 0 => {
-                self.given.push_back((qpn, flow.tenant, Class::MessageRate, u32::MAX));
-            }
-            Class::MessageRate | Class::Bandwidth => {
-                if tenant.pending.is_empty() {
-                    tenant.had = tenant.had.max(self.clock);
-                }
-                tenant.pending.push_back(qpn);
-            }
+        let class = tenant.class();
+        if class == Class::Latency || tenant.left > 0 {
+            self.given.push_back((qpn, flow.tenant, class, tenant.reserve()));
+            return true;
         }
+        if tenant.pending.is_empty() {
+            tenant.had = tenant.had.max(self.clock);
+        }
+        tenant.pending.push_back(qpn);
         true
     }
 
@@ -191,17 +196,15 @@ impl Justitia {
     pub fn charge(&mut self, grant: &Grant, cost: Cost, _now: Instant) {
         if let Some(tenant) = self.tenants.get_mut(grant.tenant) {
             tenant.account.charge(grant.class, cost);
-            tenant.ops_left -= cost.packets as i64;
-            tenant.bytes_left -= cost.bytes as i64;
-            // A turn is shorter than a large token: the same message goes on, if there is as much left of it again.
-            if grant.class == Class::Bandwidth
-                && cost.within_message
-                && tenant.bytes_left >= cost.bytes as i64
-                && tenant.pending.back() == Some(&grant.qpn)
-            {
+            if grant.class != Class::Bandwidth {
+                tenant.left -= cost.packets as i64;
+                return;
+            }
+            tenant.left += i64::from(grant.max_bytes) - cost.bytes as i64;
+            // A turn is shorter than a large token: the same message goes on with what is left of it.
+            if cost.within_message && tenant.left > 0 && tenant.pending.back() == Some(&grant.qpn) {
                 tenant.pending.pop_back();
-                let left = u32::try_from(tenant.bytes_left).unwrap_or(u32::MAX);
-                self.given.push_front((grant.qpn, grant.tenant, grant.class, left));
+                self.given.push_front((grant.qpn, grant.tenant, grant.class, tenant.reserve()));
             }
         }
     }
@@ -252,20 +255,22 @@ impl Justitia {
             let waiting = ids.filter_map(|id| Some((self.tenants.get(id).filter(|t| !t.pending.is_empty())?.had, id)));
             let Some((had, id)) = waiting.min() else { return };
             let Some(tenant) = self.tenants.get_mut(id) else { return };
-            let Some(qpn) = tenant.pending.pop_front() else { return };
             self.clock = had;
+            self.tokens -= 1;
             tenant.had += (1 << 32) / u64::from(tenant.account.settings.weight);
             let class = tenant.class();
-            self.tokens -= 1;
+            let worth = match class {
+                Class::Bandwidth => u64::from(token),
+                _ => u64::from(self.parameters.token_ops) * u64::from(token) / u64::from(self.parameters.large_token),
+            };
+            let worth = worth.max(1) as i64;
             // What is left of earlier tokens is not lost, but it is no stock either.
-            tenant.bytes_left = (tenant.bytes_left + i64::from(token)).min(2 * i64::from(token));
-            let bytes = u32::try_from(tenant.bytes_left.max(0)).unwrap_or(u32::MAX);
-            let max_bytes = if class == Class::Bandwidth { bytes } else { u32::MAX };
-            if class == Class::MessageRate {
-                let ops = u64::from(self.parameters.token_ops) * u64::from(token) / u64::from(self.parameters.large_token);
-                tenant.ops_left += ops.max(1) as i64;
+            tenant.left = (tenant.left + worth).min(2 * worth);
+            if tenant.left > 0
+                && let Some(qpn) = tenant.pending.pop_front()
+            {
+                self.given.push_back((qpn, id, class, tenant.reserve()));
             }
-            self.given.push_back((qpn, id, class, max_bytes));
         }
     }
 }

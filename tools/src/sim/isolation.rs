@@ -69,7 +69,8 @@ fn text(rows: &[Row]) -> String {
     format!(
         "{}\nModelled: hosts with links of 56 Gb/s on one switch, the cores the daemon's own. L is after latency, T after a message\n\
          rate, B after bandwidth; `alone` is in µs, million messages per second or Gb/s. What the paper measured on a card is in\n\
-         brackets; of its other experiments E13 and E17 to E21 are not among these. {missed} of {} lines miss their bar.\n",
+         brackets; the modelled one without isolation does one message after the other, which is worse than a card is. Of the paper's\n\
+         other experiments E13 and E17 to E21 are not among these. {missed} of {} lines miss their bar.\n",
         table(header, lines, &[3, 4, 5, 6, 7, 8]),
         rows.len()
     )
