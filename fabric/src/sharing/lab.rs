@@ -215,7 +215,7 @@ impl Lab {
     /// If a load names more than the core has, or one of them fails: nothing is lost here, and nobody makes mistakes.
     pub fn run(card: Card, policy: Policy, loads: &[Load], (warm_up, measured): (Duration, Duration)) -> Vec<Got> {
         let hosts = loads.iter().map(|load| load.from.max(load.to) + 1).max().unwrap_or(0);
-        let config = |n| Config { seed: n as u64, local_path: false, sharing: card.sharing(policy) };
+        let config = |n| Config { seed: n as u64, local_path: false, sharing: card.sharing(policy), ..Config::default() };
         let host = |n| Host {
             rnic: Rnic::new(config(n)),
             card_free: Time::ZERO,

@@ -78,7 +78,7 @@ impl Qp {
             return sprays;
         }
         let slots = self.attr.caps.max_send_wr.next_power_of_two() as usize;
-        let (qpn, packet) = (self.qpn, MAX_PACKET.min(self.mtu() as usize + 104) as u32);
+        let (qpn, packet) = (self.qpn, MAX_PACKET.min(self.mtu() + 104));
         let Some(multipath) = &mut self.multipath else { return false };
         if let Some(offer) = multipath.negotiation.begin() {
             let config = multipath.config;
