@@ -89,6 +89,8 @@ pub struct Transport {
     pub retries: u8,
     /// Whether packets travel over IPv6.
     pub ipv6: bool,
+    /// How connections use many paths, if they do.
+    pub multipath: Option<MultipathConfig>,
 }
 
 impl Host {
@@ -97,7 +99,13 @@ impl Host {
     /// # Errors
     /// Those of the core; there are none unless the simulation asks for too much.
     pub fn new(number: u32, seed: u64, transport: &Transport, memory: &Memory) -> Result<Host, ControlError> {
-        let mut rnic = Rnic::new(Config { seed: mix(seed ^ u64::from(number)), local_path: false, ..Config::default() });
+        let config = Config {
+            seed: mix(seed ^ u64::from(number)),
+            local_path: false,
+            multipath: transport.multipath,
+            ..Config::default()
+        };
+        let mut rnic = Rnic::new(config);
         let gids = vec![Gid::from(address(number, transport.ipv6))];
         let device = rnic.create_device(DeviceInit { gids, mtu: Mtu::B4096 })?;
         let pd = rnic.alloc_pd(device)?;

@@ -6,6 +6,7 @@
 
 use crate::ecmp::FlowHash;
 use crate::time::Time;
+use roce::wire::{ICRC_LEN, Opcode, spray_ext};
 
 /// End of a list of packets.
 pub const NONE: u32 = u32::MAX;
@@ -20,6 +21,14 @@ pub fn frame_len(ipv6: bool, packet: usize) -> u32 {
     let overhead = FRAME_OVERHEAD_IPV4 + if ipv6 { 20 } else { 0 };
     // A packet is shorter than 64 KiB.
     (packet as u32 + overhead).max(LEAST_FRAME)
+}
+
+/// Bytes of BTH and extension headers of a packet that a core has made.
+pub fn header_len(bytes: &[u8]) -> usize {
+    match Opcode::from_code(bytes[0]) {
+        Some(opcode) => opcode.headers_len(),
+        None => spray_ext::Packet::parse(bytes).map_or(bytes.len() - ICRC_LEN, |(_, payload)| payload.start),
+    }
 }
 
 /// A packet under way.

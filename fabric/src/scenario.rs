@@ -7,8 +7,11 @@ use crate::memory::Payload;
 use crate::queue::QueueRules;
 use crate::topology::Shape;
 use crate::workload::{MAX_TRANSFERS, Operation, Pattern};
+use rnic::MultipathConfig;
 use roce::Mtu;
 use serde::{Deserialize, Serialize};
+use spray::{Law, LossLimits, Policy};
+use std::time::Duration;
 
 /// Hosts of the largest fabric.
 pub const MAX_HOSTS: u32 = 65_536;
@@ -69,6 +72,8 @@ pub struct Scenario {
     pub queue: QueueKeys,
     /// Connections.
     pub transport: TransportKeys,
+    /// How they use many paths; absent: each has one.
+    pub spray: Option<SprayKeys>,
     /// Traffic.
     pub workload: WorkloadKeys,
     /// Faults.
@@ -86,6 +91,7 @@ impl Default for Scenario {
             topology: TopologyKeys::default(),
             queue: QueueKeys::default(),
             transport: TransportKeys::default(),
+            spray: None,
             workload: WorkloadKeys::default(),
             faults: FaultPlan::default(),
             report: ReportKeys::default(),
@@ -192,6 +198,28 @@ impl Default for TransportKeys {
     }
 }
 
+/// The table `spray`: all hosts are known to understand it, so that connections begin that way.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SprayKeys {
+    /// Paths of each connection: UDP source ports, which switches hash.
+    pub paths: u16,
+    /// How the path of a packet is chosen: a name of [`spray::Policy`].
+    pub policy: String,
+    /// The congestion window's law: `proportional`, our own, or `nscc`, Ultra Ethernet's.
+    pub law: String,
+    /// Packets that may be under way on a connection.
+    pub window: u16,
+    /// The least retransmission time-out, and the first.
+    pub rto_us: u32,
+}
+
+impl Default for SprayKeys {
+    fn default() -> Self {
+        SprayKeys { paths: 128, policy: "oblivious".to_owned(), law: "nscc".to_owned(), window: 64, rto_us: 250 }
+    }
+}
+
 /// Which hosts take part, and in which order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -259,6 +287,27 @@ impl Scenario {
         Ok(scenario)
     }
 
+    /// How the hosts' cores use many paths.
+    ///
+    /// # Errors
+    /// A key of `spray` that is out of range.
+    pub fn multipath(&self) -> Result<Option<MultipathConfig>, ScenarioError> {
+        let Some(keys) = &self.spray else { return Ok(None) };
+        integer("spray.paths", keys.paths.into(), 1, spray::MAX_PATHS as u64)?;
+        integer("spray.window", keys.window.into(), 1, spray::MAX_WINDOW as u64)?;
+        integer("spray.rto_us", keys.rto_us.into(), 1, 1_000_000)?;
+        let names = || Policy::ALL.map(Policy::name).join(", ");
+        let policy = Policy::from_name(&keys.policy).ok_or_else(|| bad("spray.policy", &keys.policy, names()))?;
+        let law = match keys.law.as_str() {
+            "nscc" => Law::Nscc,
+            "proportional" => Law::Proportional,
+            other => return Err(bad("spray.law", other, "nscc or proportional")),
+        };
+        let rto = Duration::from_micros(keys.rto_us.into());
+        let loss = LossLimits { rto_floor: rto, rto_start: rto, ..LossLimits::default() };
+        Ok(Some(MultipathConfig { policy, paths: keys.paths, window: keys.window, law, loss, agreed: true }))
+    }
+
     /// Checks the values.
     ///
     /// # Errors
@@ -282,6 +331,7 @@ impl Scenario {
         self.check_queue()?;
         integer("transport.ack_timeout", self.transport.ack_timeout.into(), 1, 31)?;
         integer("transport.retries", self.transport.retries.into(), 0, 7)?;
+        self.multipath()?;
         self.check_workload(hosts)?;
         if self.report.sample_us != 0.0 {
             number("report.sample_us", self.report.sample_us, 0.01, 1e9)?;

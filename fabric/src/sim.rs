@@ -10,7 +10,7 @@ use crate::fault::Action;
 use crate::host::{DEPTH, Host, Transport, address, host_at};
 use crate::memory::{Memory, Payload, TAG_LEN};
 use crate::network::{Network, NetworkRules};
-use crate::packet::frame_len;
+use crate::packet::{frame_len, header_len};
 use crate::report::Sampler;
 use crate::scenario::{MAX_CONNECTIONS, Placement, Scenario, ScenarioError, bad};
 use crate::time::{Rate, Time, micros};
@@ -19,7 +19,7 @@ use crate::transfer::{Dependents, Progress};
 use crate::workload::{self, Operation, Pattern, Transfer};
 use rnic::{RxMeta, Transmit, Work};
 use roce::rng::{Rng, mix};
-use roce::wire::{ICRC_LEN, Opcode};
+use roce::wire::ICRC_LEN;
 use roce::{Psn, Qpn};
 use std::collections::BTreeMap;
 
@@ -118,6 +118,7 @@ impl Sim {
             ack_timeout: scenario.transport.ack_timeout,
             retries: scenario.transport.retries,
             ipv6: scenario.topology.ip == 6,
+            multipath: scenario.multipath()?,
         };
         let refused = |error: rnic::ControlError| bad("workload", error, "one that the hosts' cores can hold");
         let mut counts: BTreeMap<(u32, u32), u32> = BTreeMap::new();
@@ -248,11 +249,11 @@ impl Sim {
         let ipv6 = self.network.ipv6;
         let len = packet.write_to(&mut self.buf);
         let (src, dst) = (address(packet.src, ipv6), address(packet.dst, ipv6));
-        let src_port = packet.src_port;
+        let (src_port, congested) = (packet.src_port, packet.marked);
         self.network.pool.give_back(id);
         // A host without a core has sent nothing, so that nobody answers it.
         let Some(host) = &mut self.hosts[number as usize] else { return };
-        let meta = RxMeta { device: host.device, src, dst, src_port, segment_len: len };
+        let meta = RxMeta { device: host.device, src, dst, src_port, segment_len: len, congested };
         host.rnic.handle_burst(self.calendar.now().instant(), &meta, &self.buf[..len], &mut self.memory);
         self.touched.push(number);
     }
@@ -290,7 +291,7 @@ impl Sim {
         for bytes in self.buf[..burst.len].chunks(burst.segment_len) {
             let id = self.network.pool.take();
             let packet = &mut self.network.pool[id];
-            let header_len = Opcode::from_code(bytes[0]).map_or(bytes.len() - ICRC_LEN, Opcode::headers_len);
+            let header_len = header_len(bytes);
             let payload_end = bytes.len() - ICRC_LEN;
             let tag_end = header_len + TAG_LEN;
             match self.memory.payload() {

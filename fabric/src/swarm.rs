@@ -3,10 +3,13 @@
 //! Each kind of fault is absent from some of them, so that none hides another (swarm testing).
 
 use crate::fault::FaultPlan;
-use crate::scenario::{Placement, QueueKeys, ReportKeys, Scenario, TopologyKeys, TopologyKind, TransportKeys, WorkloadKeys};
+use crate::scenario::{
+    Placement, QueueKeys, ReportKeys, Scenario, SprayKeys, TopologyKeys, TopologyKind, TransportKeys, WorkloadKeys,
+};
 use crate::topology::Topology;
 use crate::workload::{Operation, Pattern};
 use roce::rng::{Rng, mix};
+use spray::Policy;
 
 /// The scenario of a seed.
 pub fn scenario(seed: u64) -> Scenario {
@@ -14,6 +17,7 @@ pub fn scenario(seed: u64) -> Scenario {
     let topology = topology(&mut rng);
     let mtu = [256, 1024, 4096][rng.below(3) as usize];
     let mut scenario = Scenario {
+        spray: one_of(&mut rng, 2).then(|| spray(&mut rng)),
         seed,
         limit_ms: 60_000.0,
         real_payload: one_of(&mut rng, 3),
@@ -35,6 +39,16 @@ pub fn scenario(seed: u64) -> Scenario {
         scenario.topology.ip = 6;
     }
     scenario
+}
+
+fn spray(rng: &mut Rng) -> SprayKeys {
+    SprayKeys {
+        paths: [1, 2, 4, 16, 128][rng.below(5) as usize],
+        policy: Policy::ALL[rng.below(Policy::ALL.len() as u64) as usize].name().to_owned(),
+        law: ["nscc", "proportional"][rng.below(2) as usize].to_owned(),
+        window: between(rng, 1, 256) as u16,
+        rto_us: between(rng, 50, 1000),
+    }
 }
 
 fn one_of(rng: &mut Rng, n: u64) -> bool {

@@ -161,7 +161,51 @@ fn a_flow_of_the_reference_takes_as_long_as_there() {
     sim.run();
     let report = sim.report();
     assert_eq!((report.violation_count, report.succeeded), (0, 16));
-    let (_, reference) = fabric::reference::SINGLE_PATH_US[0];
+    let [_, single_path, ..] = fabric::reference::RUNS;
+    let reference = single_path.reference_us[0];
     let ratio = report.completion_us.min / reference;
     assert!((0.98..1.02).contains(&ratio), "{} and {reference} us", report.completion_us.min);
+}
+
+/// On many paths a permutation ends in less than half the time that it takes on one each, with shorter queues between the switches.
+#[test]
+fn many_paths_beat_one() {
+    let [oblivious, single_path, ..] = fabric::reference::RUNS;
+    let run = |run: fabric::reference::Run| {
+        let mut sim = Sim::new(&run.scenario(8, 3), None).unwrap();
+        sim.run();
+        let report = sim.report();
+        assert_eq!((report.violation_count, report.succeeded), (0, 128), "{:?}", report.violations);
+        report
+    };
+    let (many, one) = (run(oblivious), run(single_path));
+    let (many_us, one_us) = (many.completion_us.max, one.completion_us.max);
+    assert!(many_us * 2.0 < one_us, "{many_us} and {one_us} us");
+    assert!(many.packets.trimmed < one.packets.trimmed, "{} and {}", many.packets.trimmed, one.packets.trimmed);
+    assert_eq!(run(oblivious).event_hash, many.event_hash, "the same again");
+}
+
+/// The same with a link down in the middle of it: what was on it is sent again another way.
+#[test]
+fn a_dead_link_costs_little_on_many_paths() {
+    let [oblivious, ..] = fabric::reference::RUNS;
+    let healthy = oblivious.scenario(8, 3);
+    let mut broken = healthy.clone();
+    broken.faults.link.push(fabric::fault::LinkFault {
+        between: ["agg0".to_owned(), "core0".to_owned()],
+        from_us: 50.0,
+        to_us: None,
+        rate: None,
+        times: None,
+        every_us: None,
+    });
+    let run = |scenario: &Scenario| {
+        let mut sim = Sim::new(scenario, None).unwrap();
+        sim.run();
+        let report = sim.report();
+        assert_eq!((report.violation_count, report.succeeded), (0, 128), "{:?}", report.violations);
+        report.completion_us
+    };
+    let (healthy, broken) = (run(&healthy), run(&broken));
+    assert!(broken.p50 < healthy.p50 * 1.1, "{} and {} us", broken.p50, healthy.p50);
 }

@@ -117,6 +117,7 @@ impl Pair {
                         dst: burst.dst,
                         src_port: burst.src_port,
                         segment_len: burst.segment_len,
+                        congested: false,
                     };
                     self.nics[to.nic].handle_burst(Instant::ZERO, &meta, &self.buf[..burst.len], &mut self.memory);
                 }

@@ -41,6 +41,8 @@ pub struct MultipathConfig {
     pub law: spray::Law,
     /// Bounds of the retransmission time-out.
     pub loss: spray::LossLimits,
+    /// Every peer is known to do the same, with the same window: connections use many paths from their first packet, without asking.
+    pub agreed: bool,
 }
 
 impl Default for Config {

@@ -29,6 +29,8 @@ pub struct RxMeta {
     pub src_port: u16,
     /// Bytes per packet; the last may be shorter.
     pub segment_len: usize,
+    /// The network marked them as having met congestion (CE in the field of the IP header, RFC 3168).
+    pub congested: bool,
 }
 
 impl Rnic {
@@ -43,7 +45,8 @@ impl Rnic {
         }
         let flow = Flow { src: meta.src.to_canonical(), dst: meta.dst.to_canonical(), src_port: meta.src_port };
         let segment_len = if meta.segment_len == 0 { bytes.len() } else { meta.segment_len };
-        let mut receiver = Receiver { now, device: meta.device, flow, segment_len, prefix: None, batch_qpn: Qpn::default() };
+        let (device, congested) = (meta.device, meta.congested);
+        let mut receiver = Receiver { now, device, flow, segment_len, congested, prefix: None, batch_qpn: Qpn::default() };
         let mut at = 0;
         while at < bytes.len() {
             let end = bytes.len().min(at + segment_len);
@@ -66,6 +69,7 @@ struct Receiver {
     device: DeviceId,
     flow: Flow,
     segment_len: usize,
+    congested: bool,
     /// ICRC of the headers below the BTH, for packets of this length.
     prefix: Option<(usize, Prefix)>,
     /// Whose packets the open batch holds.
@@ -141,7 +145,7 @@ impl Receiver {
         shared.count(self.device, |counters| {
             counters.rcvd_pkts += 1;
             counters.rcvd_bytes += packet.len() as u64;
-            counters.rcvd_ecn += u64::from(bth.fecn || bth.becn);
+            counters.rcvd_ecn += u64::from(bth.fecn || bth.becn || self.congested);
         });
         if !self.continues_batch(scratch, qpn, bth.opcode.kind()) {
             self.write_batch(qps, shared, scratch, dma, bytes);
@@ -199,7 +203,7 @@ impl Receiver {
                 shared.count(self.device, |counters| {
                     counters.rcvd_pkts += 1;
                     counters.rcvd_bytes += bytes_of_packet.len() as u64;
-                    counters.rcvd_ecn += u64::from(bth.fecn || bth.becn);
+                    counters.rcvd_ecn += u64::from(bth.fecn || bth.becn || self.congested);
                 });
                 let kind = if bth.opcode.is_write_or_send() { Kind::Write } else { Kind::Ack };
                 if !self.continues_batch(scratch, qpn, kind) {
@@ -207,7 +211,8 @@ impl Receiver {
                 }
                 self.batch_qpn = qpn;
                 let payload = start + payload.start..start + payload.end;
-                let received = Received { packet: &packet, payload, bytes, src_port: self.flow.src_port };
+                let received =
+                    Received { packet: &packet, payload, bytes, src_port: self.flow.src_port, congested: self.congested };
                 if let Some(qp) = qps.get_mut(qpn.get()).filter(|qp| qp.can_receive()) {
                     qp.handle_extension(shared, scratch, self.now, dma, &received);
                 }

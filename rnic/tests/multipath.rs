@@ -23,6 +23,7 @@ const CONFIG: MultipathConfig = MultipathConfig {
         rto_start: Duration::from_millis(2),
         rto_ceiling: Duration::from_millis(100),
     },
+    agreed: false,
 };
 
 fn setup(multipath: [bool; 2]) -> Setup {

@@ -33,6 +33,11 @@ impl Negotiation {
         Negotiation { acknowledged: 0, hellos: [None; HELLO_AT.len()], offer: None, has_begun: false }
     }
 
+    /// A connection to a peer of which it is known, by other means, what it takes: nothing is asked.
+    pub fn agreed(offer: Offer) -> Negotiation {
+        Negotiation { offer: Some(offer), ..Negotiation::new() }
+    }
+
     /// `packets` more packets were acknowledged.
     pub fn on_acknowledged(&mut self, packets: u32) {
         self.acknowledged = self.acknowledged.saturating_add(packets);

@@ -12,7 +12,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("isolation", &["roce"]),
     ("spray", &["roce"]),
     ("rnic", &["emtt", "isolation", "roce", "spray"]),
-    ("fabric", &["rnic", "emtt", "isolation", "roce"]),
+    ("fabric", &["rnic", "emtt", "isolation", "roce", "spray"]),
     ("vdev-verbs", &["vdev-abi"]),
     ("vdev-verbs-dropin", &["vdev-abi"]),
     ("vdev", &["rnic", "emtt", "isolation", "roce", "pvdma", "vdev-abi"]),

@@ -443,8 +443,14 @@ impl Lab {
 
     fn arrive(&mut self, packet: &Packet) {
         let End { host, device, .. } = *self.end_at(packet.to);
-        let meta =
-            RxMeta { device, src: packet.from, dst: packet.to, src_port: packet.src_port, segment_len: packet.bytes.len() };
+        let meta = RxMeta {
+            device,
+            src: packet.from,
+            dst: packet.to,
+            src_port: packet.src_port,
+            segment_len: packet.bytes.len(),
+            congested: false,
+        };
         self.hosts[host].rnic.handle_burst(self.now.instant(), &meta, &packet.bytes, &mut NoMemory);
         self.send(host);
     }

@@ -384,7 +384,8 @@ impl Qp {
         let is_wire = matches!(self.path, Path::Wire(_));
         self.resp.start(self.attr.rq_psn, self.attr.max_dest_rd_atomic, is_wire);
         let may_spray = is_wire && self.qp_type == QpType::Rc;
-        self.multipath = shared.config.multipath.filter(|_| may_spray).map(|config| Box::new(Multipath::new(config)));
+        self.multipath =
+            shared.config.multipath.filter(|_| may_spray).map(|config| Box::new(Multipath::new(config, self.attr.rq_psn)));
     }
 
     fn path_to_peer(&self, shared: &Shared) -> Path {

@@ -148,5 +148,5 @@ impl Link {
 
 /// Makes the meta data of a received burst.
 pub fn meta(device: rnic::DeviceId, src: IpAddr, dst: IpAddr, src_port: u16, segment_len: usize) -> RxMeta {
-    RxMeta { device, src, dst, src_port, segment_len }
+    RxMeta { device, src, dst, src_port, segment_len, congested: false }
 }

@@ -94,15 +94,22 @@ fn draw(path: &Path, rows: &[Row]) -> Result<()> {
         let (above, below) = area.split_vertically(380);
         let latency: Vec<&Row> = rows.iter().filter(|row| row.metric.starts_with("L p99")).collect();
         let bandwidth: Vec<&Row> = rows.iter().filter(|row| row.metric.starts_with("B, share")).collect();
-        panel(&above, "Latency of small messages, 99th percentile, times alone (modelled)", &latency, 1.0..30_000.0)?;
-        panel(&below, "Bandwidth that large messages keep, part of alone (modelled)", &bandwidth, 0.1..2.0)?;
+        let (upper, lower) = (SeriesLabelPosition::UpperMiddle, SeriesLabelPosition::LowerMiddle);
+        panel(&above, upper, "Latency of small messages, 99th percentile, times alone (modelled)", &latency, 0.8..30_000.0)?;
+        panel(&below, lower, "Bandwidth that large messages keep, part of alone (modelled)", &bandwidth, 0.2..1.3)?;
         area.present().map_err(|error| anyhow!("{error}"))?;
     }
     std::fs::write(path, svg)?;
     Ok(())
 }
 
-fn panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, rows: &[&Row], range: std::ops::Range<f64>) -> Result<()> {
+fn panel(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    place: SeriesLabelPosition,
+    title: &str,
+    rows: &[&Row],
+    range: std::ops::Range<f64>,
+) -> Result<()> {
     let wrong = |error: &dyn std::fmt::Display| anyhow!("{error}");
     let last = rows.len().max(1) as f64;
     let mut chart = ChartBuilder::on(area)
@@ -133,7 +140,7 @@ fn panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, rows: &[&Row], 
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperLeft)
+        .position(place)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK)
         .draw()

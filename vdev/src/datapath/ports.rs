@@ -182,7 +182,14 @@ impl Datapath {
                 }
             }
         }
-        let meta = RxMeta { device, src: arrival.src, dst, src_port: arrival.src_port, segment_len: arrival.segment_len };
+        let meta = RxMeta {
+            device,
+            src: arrival.src,
+            dst,
+            src_port: arrival.src_port,
+            segment_len: arrival.segment_len,
+            congested: false,
+        };
         self.rnic.handle_burst(self.now, &meta, bytes, &mut self.memories);
     }
 

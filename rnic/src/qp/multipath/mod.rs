@@ -39,9 +39,20 @@ pub(crate) struct Multipath {
 }
 
 impl Multipath {
-    pub fn new(config: MultipathConfig) -> Multipath {
-        Multipath { config, negotiation: Negotiation::new(), offer_due: None, tx: None, rx: None }
+    /// Of a connection whose first packet from the peer is to have the PSN `expected`.
+    pub fn new(config: MultipathConfig, expected: Psn) -> Multipath {
+        let (negotiation, rx) = match config.agreed {
+            true => (Negotiation::agreed(offer(config.window)), Some(Box::new(Rx::new(config.window, expected)))),
+            false => (Negotiation::new(), None),
+        };
+        Multipath { config, negotiation, offer_due: None, tx: None, rx }
     }
+}
+
+/// What this end takes.
+fn offer(window: u16) -> Offer {
+    // Data packets of READs and atomics are not among what is understood, nor trimmed ones.
+    Offer { lowest: VERSION, highest: VERSION, features: 0, window, ack_delay_us: 0 }
 }
 
 impl Qp {
@@ -118,9 +129,7 @@ impl Qp {
         let multipath = self.multipath.as_mut()?;
         if let Some(psn) = multipath.offer_due.take() {
             let window = multipath.config.window;
-            // Data packets of READs and atomics are not among what is understood, nor trimmed ones.
-            let offer = Offer { lowest: VERSION, highest: VERSION, features: 0, window, ack_delay_us: 0 };
-            return Some((home, packet(self, Code::Offer, psn, Ext::Offer(offer))));
+            return Some((home, packet(self, Code::Offer, psn, Ext::Offer(offer(window)))));
         }
         if let Some(rx) = multipath.rx.as_mut().filter(|rx| rx.has_begun) {
             // The plain responder's refusal leaves in the extension's words.

@@ -65,6 +65,8 @@ pub(crate) struct Received<'a> {
     pub payload: Range<usize>,
     pub bytes: &'a [u8],
     pub src_port: u16,
+    /// The network marked it as having met congestion.
+    pub congested: bool,
 }
 
 impl Qp {
@@ -106,7 +108,7 @@ impl Qp {
         let arrived = stamp_of(ext).map(|stamp| Arrived {
             port: received.src_port,
             time: stamp.time,
-            marked: bth.fecn,
+            marked: bth.fecn || received.congested,
             ack_req: bth.ack_req,
         });
         match (ext, arrived) {
