@@ -44,8 +44,10 @@ impl Change {
     /// What is wrong, and what would be right.
     pub fn from_json(json: &[u8]) -> Result<Change, String> {
         let example = r#"{"weight": 200, "max_bits_per_sec": 2000000000, "class": null}"#;
-        serde_json::from_slice(json)
-            .map_err(|error| format!("the body changes no device: {error}; write for example {example}"))
+        // Of its own, the parser would also take the values alone, in their order.
+        let members: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_slice(json);
+        let change = members.and_then(|members| serde_json::from_value(members.into()));
+        change.map_err(|error| format!("the body changes no device: {error}; write for example {example}"))
     }
 
     /// The settings after the change. They are not checked.

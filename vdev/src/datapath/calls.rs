@@ -299,7 +299,15 @@ impl Datapath {
 
     /// Moves a completion queue to this memory, and gives the old one back.
     pub fn resize_cq(&mut self, id: ClientId, handle: Handle, ring: Mapping, layout: &CqLayout) -> Answer<Mapping> {
-        // Completions that exist already are in the old ring before it is read.
+        // What was posted before and needs nobody else has completed before, as on a card: else a queue could be made too small for
+        // completions that a program counts on.
+        let (_, client) = self.with_client(id)?;
+        let slots: Vec<u32> = client.qps.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            self.drain_queue_pair(id.index, slot);
+        }
+        self.transmit();
+        // They are in the old ring before it is read.
         self.deliver_completions();
         let (_, client) = self.with_client(id)?;
         let Client { cqs, ring_bytes, .. } = client;
