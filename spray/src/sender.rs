@@ -199,10 +199,10 @@ impl Sender {
         // Which packets carried a mark is known only of the one that is echoed.
         let knows_marks = marked == 0;
         let mut bytes = 0;
-        // A stale acknowledgement names PSNs before the oldest; one from a liar, PSNs that were never sent.
-        let told = cumulative.plus(1).distance_from(self.board.oldest());
+        // A stale acknowledgement names a PSN before the oldest; one from a liar, a PSN that was never sent, half of them ahead.
+        let ahead = cumulative.distance_from(self.board.oldest());
         let begun = self.board.next().distance_from(self.board.oldest());
-        if told <= begun {
+        if ahead < begun {
             // The oldest moves with each: packets that were acknowledged selectively are passed over.
             while !cumulative.is_before(self.board.oldest()) {
                 bytes += self.acknowledge(now, self.board.oldest(), knows_marks);

@@ -108,6 +108,33 @@ proptest! {
     }
 }
 
+/// Where PSNs turn from "ahead" to "behind", as seen from either end of the window: nothing is acknowledged, and it ends.
+#[test]
+fn an_acknowledgement_from_the_far_side_of_the_circle_is_no_news() {
+    let mut sender = sender(Policy::Oblivious, Law::Proportional);
+    let now = Instant::from_nanos(1_000_000);
+    let mut sack = Sack {
+        stamp: Stamp { msn: 0, time: 0 },
+        port: 0,
+        marked: false,
+        answers_probe: false,
+        window: 256,
+        received: 0,
+        received_marked: 0,
+        duplicates: 0,
+        map: SackMap::EMPTY,
+    };
+    for sent in 0..20 {
+        for around in 0..60 {
+            let cumulative = FIRST.plus((1 << 23) + around).minus(30);
+            sack.map = if around % 2 == 0 { SackMap::EMPTY } else { SackMap::new(0, &[u64::MAX]) };
+            assert_eq!(sender.on_sack(now, cumulative, &sack), 0, "{cumulative:?} with {sent} packets under way");
+        }
+        sender.send(now, 1000);
+    }
+    assert_eq!(sender.board().in_flight(), 20_000);
+}
+
 /// Twice the same answer: the second changes nothing.
 #[test]
 fn an_acknowledgement_told_twice_is_no_news() {
