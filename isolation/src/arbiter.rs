@@ -71,11 +71,6 @@ impl Flow {
         Flow { tenant, ..Flow::default() }
     }
 
-    /// Whether it waits for its turn.
-    pub fn is_queued(&self) -> bool {
-        self.queued
-    }
-
     /// Its turn has come: [`Arbiter::take`] gave its number.
     pub fn begin_turn(&mut self) {
         self.queued = false;

@@ -7,7 +7,7 @@
 /// A class of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Class {
-    /// Small and sparse; goes first, within its tenant's budget for that.
+    /// Small and sparse; goes first, within what all together may take for that.
     Latency,
     /// Small and many.
     MessageRate,
@@ -44,7 +44,6 @@ pub const STEADY: u8 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Classifier {
     class: Class,
-    fixed: bool,
     candidate: Class,
     seen: u8,
 }
@@ -55,18 +54,9 @@ impl Classifier {
         self.class
     }
 
-    /// Fixes the class, or lets it be found again.
-    pub fn fix(&mut self, class: Option<Class>) {
-        self.fixed = class.is_some();
-        self.class = class.unwrap_or(self.class);
-    }
-
     /// A request of `bytes` was posted, and `outstanding` are now, this one included.
     #[inline]
     pub fn note(&mut self, bytes: u32, outstanding: u32) {
-        if self.fixed {
-            return;
-        }
         let shown = match (bytes <= SMALL_BYTES, outstanding <= FEW) {
             (true, true) => Class::Latency,
             (true, false) => Class::MessageRate,
@@ -119,16 +109,5 @@ mod tests {
     #[test]
     fn one_large_message_ends_the_latency_class() {
         assert_eq!(after(&[(16, 1, 8), (SMALL_BYTES + 1, 1, 1)]), Class::Bandwidth);
-    }
-
-    #[test]
-    fn a_fixed_class_stays() {
-        let mut classifier = Classifier::default();
-        classifier.fix(Some(Class::Latency));
-        classifier.note(1 << 30, 1);
-        assert_eq!(classifier.class(), Class::Latency);
-        classifier.fix(None);
-        classifier.note(1 << 30, 1);
-        assert_eq!(classifier.class(), Class::Bandwidth);
     }
 }

@@ -13,7 +13,7 @@ use alloc::boxed::Box;
 use core::net::IpAddr;
 use roce::wire::icrc::{Flow, Prefix};
 use roce::wire::spray_ext::{Packet, is_extension};
-use roce::wire::{Headers, Kind, Service};
+use roce::wire::{Bth, Headers, Kind, Service};
 use roce::{Instant, Qpn};
 
 /// What a port knows about a burst of packets beyond its bytes.
@@ -57,10 +57,23 @@ impl Rnic {
     }
 }
 
-/// Remembers at the queue pair that a packet names, whoever sent it, why the packet was dropped.
-fn note_drop(qps: &mut IdTable<Box<Qp>>, qpn: Qpn, reason: &'static str) {
-    if let Some(qp) = qps.get_mut(qpn.get()) {
-        qp.last_drop = Some(reason);
+/// Why a packet is dropped: as its queue pair remembers it, and what counts it.
+struct Reason(&'static str, fn(&mut DropCounters) -> &mut u64);
+
+const ICRC: Reason = Reason("icrc", |drops| &mut drops.icrc);
+const BAD_PKEY: Reason = Reason("bad_pkey", |drops| &mut drops.bad_pkey);
+const BAD_STATE: Reason = Reason("bad_state", |drops| &mut drops.bad_state);
+const BAD_ADDRESS: Reason = Reason("bad_address", |drops| &mut drops.bad_address);
+const BAD_SERVICE: Reason = Reason("bad_service", |drops| &mut drops.bad_service);
+
+impl Reason {
+    /// Counts the packet, and tells the queue pair that it names, whoever sent it.
+    fn note(&self, qps: &mut IdTable<Box<Qp>>, shared: &mut Shared, qpn: Qpn) {
+        let Reason(name, counter) = self;
+        *counter(&mut shared.drops) += 1;
+        if let Some(qp) = qps.get_mut(qpn.get()) {
+            qp.last_drop = Some(name);
+        }
     }
 }
 
@@ -93,64 +106,28 @@ impl Receiver {
             shared.drops.malformed += 1;
             return;
         };
-        if !self.icrc_is_good(start, packet) {
-            shared.drops.icrc += 1;
-            note_drop(qps, headers.bth.dest_qpn, "icrc");
-            return;
-        }
         let bth = &headers.bth;
-        // The membership bit of a partition key does not take part in the comparison; there is only the default partition.
-        if bth.pkey & 0x7FFF != 0x7FFF {
-            shared.drops.bad_pkey += 1;
-            note_drop(qps, bth.dest_qpn, "bad_pkey");
-            return;
-        }
-        let qpn = shared.queue_pair(self.device, bth.dest_qpn);
-        let Some(qp) = qps.get(qpn.get()).filter(|qp| qp.device == self.device && qp.number == bth.dest_qpn) else {
-            match bth.dest_qpn {
-                Qpn::GSI => shared.take_mad_packet(self.device, &self.flow, &headers, &packet[payload]),
-                _ => shared.drops.unknown_qp += 1,
-            }
-            return;
-        };
-        let is_from_peer = match qp.path {
-            Path::Wire(out) => out.dst == self.flow.src && out.src == self.flow.dst,
-            Path::PerRequest => true,
-            Path::Local(_) => false,
-            Path::Unset => {
-                shared.drops.bad_state += 1;
-                note_drop(qps, bth.dest_qpn, "bad_state");
-                return;
-            }
-        };
-        if !is_from_peer {
-            shared.drops.bad_address += 1;
-            note_drop(qps, bth.dest_qpn, "bad_address");
-            return;
-        }
-        match (bth.opcode.service(), qp.qp_type) {
-            (Service::Cnp, _) => return shared.count(self.device, |counters| counters.rcvd_cnp += 1),
-            (Service::Rc, QpType::Rc) | (Service::Uc, QpType::Uc) | (Service::Ud, QpType::Ud) => {}
-            _ => {
-                shared.drops.bad_service += 1;
-                note_drop(qps, bth.dest_qpn, "bad_service");
-                return;
-            }
-        }
-        if !qp.can_receive() {
-            shared.drops.bad_state += 1;
-            note_drop(qps, bth.dest_qpn, "bad_state");
-            return;
-        }
-        shared.count(self.device, |counters| {
-            counters.rcvd_pkts += 1;
-            counters.rcvd_bytes += packet.len() as u64;
-            counters.rcvd_ecn += u64::from(bth.fecn || bth.becn || self.congested);
+        let service = bth.opcode.service();
+        let admitted = self.admit(qps, shared, (start, packet), bth, |qp| {
+            let own = match qp.qp_type {
+                QpType::Rc => Service::Rc,
+                QpType::Uc => Service::Uc,
+                QpType::Ud => Service::Ud,
+            };
+            service == own || service == Service::Cnp
         });
-        if !self.continues_batch(scratch, qpn, bth.opcode.kind()) {
-            self.write_batch(qps, shared, scratch, dma, bytes);
+        let qpn = match admitted {
+            Ok(Some(qpn)) => qpn,
+            Ok(None) if bth.dest_qpn == Qpn::GSI => {
+                return shared.take_mad_packet(self.device, &self.flow, &headers, &packet[payload]);
+            }
+            Ok(None) => return shared.drops.unknown_qp += 1,
+            Err(reason) => return reason.note(qps, shared, bth.dest_qpn),
+        };
+        if service == Service::Cnp {
+            return shared.count(self.device, |counters| counters.rcvd_cnp += 1);
         }
-        self.batch_qpn = qpn;
+        self.enter(qps, shared, scratch, dma, (bytes, packet.len()), (qpn, bth, bth.opcode.kind()));
         let Some(qp) = qps.get_mut(qpn.get()).filter(|qp| qp.can_receive()) else { return };
         if qp.qp_type == QpType::Ud {
             return qp.handle_datagram(shared, scratch, &self.flow, &headers, &packet[payload]);
@@ -181,46 +158,78 @@ impl Receiver {
             return;
         };
         let bth = &packet.bth;
-        if !self.icrc_is_good(start, bytes_of_packet) {
-            shared.drops.icrc += 1;
-            return note_drop(qps, bth.dest_qpn, "icrc");
+        let qpn = match self.admit(qps, shared, (start, bytes_of_packet), bth, |qp| qp.multipath.is_some()) {
+            Ok(Some(qpn)) => qpn,
+            Ok(None) => return shared.drops.unknown_qp += 1,
+            Err(reason) => return reason.note(qps, shared, bth.dest_qpn),
+        };
+        let kind = if bth.opcode.is_write_or_send() { Kind::Write } else { Kind::Ack };
+        self.enter(qps, shared, scratch, dma, (bytes, bytes_of_packet.len()), (qpn, bth, kind));
+        let payload = start + payload.start..start + payload.end;
+        let received = Received { packet: &packet, payload, bytes, src_port: self.flow.src_port, congested: self.congested };
+        if let Some(qp) = qps.get_mut(qpn.get()).filter(|qp| qp.can_receive()) {
+            qp.handle_extension(shared, scratch, self.now, dma, &received);
         }
+    }
+
+    /// The queue pair that a packet is for, if it `takes` such packets and this one may come to it; `None`: there is none of that
+    /// number.
+    fn admit<Code>(
+        &mut self,
+        qps: &IdTable<Box<Qp>>,
+        shared: &Shared,
+        (start, packet): (usize, &[u8]),
+        bth: &Bth<Code>,
+        takes: impl FnOnce(&Qp) -> bool,
+    ) -> Result<Option<Qpn>, Reason> {
+        if !self.icrc_is_good(start, packet) {
+            return Err(ICRC);
+        }
+        // The membership bit of a partition key does not take part in the comparison; there is only the default partition.
         if bth.pkey & 0x7FFF != 0x7FFF {
-            shared.drops.bad_pkey += 1;
-            return note_drop(qps, bth.dest_qpn, "bad_pkey");
+            return Err(BAD_PKEY);
         }
         let qpn = shared.queue_pair(self.device, bth.dest_qpn);
         let Some(qp) = qps.get(qpn.get()).filter(|qp| qp.device == self.device && qp.number == bth.dest_qpn) else {
-            shared.drops.unknown_qp += 1;
-            return;
+            return Ok(None);
         };
-        let is_from_peer = matches!(qp.path, Path::Wire(out) if out.dst == self.flow.src && out.src == self.flow.dst);
-        let (count, reason): (fn(&mut DropCounters) -> &mut u64, _) = match () {
-            _ if qp.path == Path::Unset || !qp.can_receive() => (|drops| &mut drops.bad_state, "bad_state"),
-            _ if !is_from_peer => (|drops| &mut drops.bad_address, "bad_address"),
-            _ if qp.multipath.is_none() => (|drops| &mut drops.bad_service, "bad_service"),
-            _ => {
-                shared.count(self.device, |counters| {
-                    counters.rcvd_pkts += 1;
-                    counters.rcvd_bytes += bytes_of_packet.len() as u64;
-                    counters.rcvd_ecn += u64::from(bth.fecn || bth.becn || self.congested);
-                });
-                let kind = if bth.opcode.is_write_or_send() { Kind::Write } else { Kind::Ack };
-                if !self.continues_batch(scratch, qpn, kind) {
-                    self.write_batch(qps, shared, scratch, dma, bytes);
-                }
-                self.batch_qpn = qpn;
-                let payload = start + payload.start..start + payload.end;
-                let received =
-                    Received { packet: &packet, payload, bytes, src_port: self.flow.src_port, congested: self.congested };
-                if let Some(qp) = qps.get_mut(qpn.get()).filter(|qp| qp.can_receive()) {
-                    qp.handle_extension(shared, scratch, self.now, dma, &received);
-                }
-                return;
-            }
+        let is_from_peer = match qp.path {
+            Path::Wire(out) => out.dst == self.flow.src && out.src == self.flow.dst,
+            Path::PerRequest => true,
+            Path::Local(_) => false,
+            Path::Unset => return Err(BAD_STATE),
         };
-        *count(&mut shared.drops) += 1;
-        note_drop(qps, bth.dest_qpn, reason);
+        if !is_from_peer {
+            return Err(BAD_ADDRESS);
+        }
+        if !takes(qp) {
+            return Err(BAD_SERVICE);
+        }
+        if !qp.can_receive() {
+            return Err(BAD_STATE);
+        }
+        Ok(Some(qpn))
+    }
+
+    /// Counts a packet that is admitted, of `len` bytes, and makes the open batch one that it may join.
+    fn enter<Code>(
+        &mut self,
+        qps: &mut IdTable<Box<Qp>>,
+        shared: &mut Shared,
+        scratch: &mut Scratch,
+        dma: &mut impl Dma,
+        (bytes, len): (&[u8], usize),
+        (qpn, bth, kind): (Qpn, &Bth<Code>, Kind),
+    ) {
+        shared.count(self.device, |counters| {
+            counters.rcvd_pkts += 1;
+            counters.rcvd_bytes += len as u64;
+            counters.rcvd_ecn += u64::from(bth.fecn || bth.becn || self.congested);
+        });
+        if !self.continues_batch(scratch, qpn, kind) {
+            self.write_batch(qps, shared, scratch, dma, bytes);
+        }
+        self.batch_qpn = qpn;
     }
 
     /// `start` is the packet's offset in the burst: segments of one send are numbered from 0.

@@ -1,5 +1,6 @@
 //! Programs in C, compiled against the distribution's headers: what inline functions and structs of those make of the library.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -72,10 +73,7 @@ fn a_device_of_another_kind_is_reached_through_the_same_preload() {
     }
 
     // Without a device of ours the program sees what it would see without us.
-    let mut command = Command::new(&program);
-    command.arg("1").env("LD_LIBRARY_PATH", &folder).env("LD_PRELOAD", tests::binary().with_file_name("libvrdma_verbs.so"));
-    command.env_remove("VRDMA_SOCKET");
-    let output = Program::start("alone", &folder, command).succeed(LIMIT);
+    let output = without_device(&program, &["1".as_ref()], &folder);
     assert!(output.contains("device other0") && output.contains("OK"), "{output}");
 }
 
@@ -101,11 +99,15 @@ fn connection_management_of_another_kind_is_reached_where_there_is_none_of_our_d
     let lines: String = calls.iter().map(|call| format!("other library: rdma_{call}\n")).collect();
     let module = compile("one_id.c", &folder, "one_id.so", &["-shared", "-fPIC", &search, "-l:librdmacm.so.1"]);
     let loader = compile("load.c", &folder, "load", &["-ldl"]);
-    for words in [vec![&program], vec![&loader, &module]] {
-        let mut command = Command::new(words[0]);
-        command.args(&words[1..]).env("LD_LIBRARY_PATH", &folder).env_remove("VRDMA_SOCKET");
-        command.env("LD_PRELOAD", tests::binary().with_file_name("libvrdma_verbs.so"));
-        let output = Program::start("alone", &folder, command).succeed(LIMIT);
-        assert_eq!(output, format!("{lines}OK\n"), "{words:?}");
+    for (program, words) in [(&program, vec![]), (&loader, vec![module.as_os_str()])] {
+        assert_eq!(without_device(program, &words, &folder), format!("{lines}OK\n"), "{}", program.display());
     }
+}
+
+/// What a program prints under the preload that was given no device of ours, with the stand-in of `folder` behind it.
+fn without_device(program: &Path, words: &[&OsStr], folder: &Path) -> String {
+    let mut command = Command::new(program);
+    command.args(words).env("LD_LIBRARY_PATH", folder).env_remove("VRDMA_SOCKET");
+    command.env("LD_PRELOAD", tests::binary().with_file_name("libvrdma_verbs.so"));
+    Program::start("alone", folder, command).succeed(LIMIT)
 }

@@ -15,7 +15,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("fabric", &["rnic", "emtt", "isolation", "roce", "spray"]),
     ("vdev-verbs", &["vdev-abi"]),
     ("vdev-verbs-dropin", &["vdev-abi"]),
-    ("vdev", &["rnic", "emtt", "isolation", "roce", "pvdma", "vdev-abi"]),
+    ("vdev", &["rnic", "emtt", "isolation", "roce", "spray", "pvdma", "vdev-abi"]),
 ];
 /// Crates that may use any other, and that no other may use (`skip` is for the tests of all).
 const ON_TOP: &[&str] = &["tools", "perftest", "tests"];

@@ -29,7 +29,12 @@ pub enum Command {
     /// Show what RDMA in software does on this machine: no root, nothing to install, 10 to 20 seconds
     Demo(DemoOptions),
     /// Serve devices until SIGINT or SIGTERM
-    Daemon,
+    Daemon {
+        /// UDP source ports, and so paths of an ECMP network, that one connection spreads its packets over, if the peer's daemon
+        /// offers the same
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(vdev::MAX_PATHS)))]
+        paths: u16,
+    },
     /// Make, remove and look at devices
     #[command(subcommand)]
     Dev(DevCommand),

@@ -13,6 +13,7 @@ mod cdi;
 mod daemon;
 mod demo;
 mod dev;
+mod draw;
 mod library;
 mod output;
 mod place;
@@ -48,7 +49,7 @@ fn carry_out(args: Args) -> Result<()> {
         Command::Demo(options) => demo::carry_out(&options, args.json),
         Command::Bench(BenchCommand::Pin { guest_gib }) => bench::carry_out(&guest_gib, args.json),
         Command::DemoSide { side } => demo::carry_out_side(side),
-        Command::Daemon => daemon::carry_out(&place()?),
+        Command::Daemon { paths } => daemon::carry_out(&place()?, paths),
         Command::Dev(command) => dev::carry_out(&api::Client::new(place()?)?, command, args.json),
         Command::Cdi(command) => cdi::carry_out(&place()?, command, args.json),
         Command::Run(options) => run::carry_out(&place()?, options),

@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Write};
 
 use anyhow::Result;
 use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
 
 /// The reader of our output has closed it: there is nobody left to tell anything.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,12 @@ pub fn print(text: impl AsRef<str>) -> Result<()> {
 /// Prints one JSON value.
 pub fn print_json(value: &impl serde::Serialize) -> Result<()> {
     print(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// How far `len` pieces of work have come, and what is said of it. On a terminal only; elsewhere nothing is drawn.
+pub fn progress_bar(len: u64, pieces: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(&format!("{{bar:40}} {{pos}}/{{len}} {pieces}  {{msg}}"));
+    ProgressBar::new(len).with_style(style.expect("the template is sound"))
 }
 
 /// A table without lines: a header row, then rows; columns with an index in `right` are aligned to the right.

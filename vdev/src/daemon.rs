@@ -9,10 +9,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rnic::{Config, MultipathConfig};
+use spray::{Law, LossLimits, Policy};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -26,6 +29,8 @@ pub const API_SOCKET: &str = "api.sock";
 pub const DEVICE_FOLDER: &str = "dev";
 /// File name of a device's socket in its folder.
 pub const DEVICE_SOCKET: &str = "sock";
+/// Packets that a connection over many paths takes out of order.
+const WINDOW: u16 = 256;
 /// File name of the lock that says which daemon serves a directory.
 const LOCK_FILE: &str = "lock";
 
@@ -36,6 +41,9 @@ pub struct DaemonConfig {
     pub dir: PathBuf,
     /// Two queue pairs of this daemon copy directly instead of exchanging packets. On unless packets are what is wanted.
     pub local_path: bool,
+    /// UDP source ports, and so paths of an ECMP network, among which a connection to a daemon that does the same spreads its packets
+    /// on the wire: 1 to [`spray::MAX_PATHS`]. With 1 all connections are plain RoCEv2.
+    pub paths: u16,
     /// Seed of keys and numbers that must not be guessable; taken from the system when `None`.
     pub seed: Option<u64>,
 }
@@ -43,7 +51,20 @@ pub struct DaemonConfig {
 impl DaemonConfig {
     /// The usual settings for a daemon in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        DaemonConfig { dir: dir.into(), local_path: true, seed: None }
+        DaemonConfig { dir: dir.into(), local_path: true, paths: 1, seed: None }
+    }
+
+    fn core(&self, seed: u64) -> Config {
+        let multipath = (self.paths > 1).then(|| MultipathConfig {
+            policy: Policy::Mixed,
+            paths: self.paths,
+            window: WINDOW,
+            law: Law::Nscc,
+            // A peer on a busy machine may be off its processor for a while.
+            loss: LossLimits { rto_floor: Duration::from_millis(2), ..LossLimits::default() },
+            agreed: false,
+        });
+        Config { seed, local_path: self.local_path, multipath, ..Config::default() }
     }
 }
 
@@ -113,7 +134,7 @@ impl Daemon {
             Some(seed) => seed,
             None => random_seed().map_err(failed("read", Path::new("/dev/urandom")))?,
         };
-        let (datapath, runner) = datapath::new(seed, config.local_path).map_err(failed("set up the data path of", &dir))?;
+        let (datapath, runner) = datapath::new(config.core(seed)).map_err(failed("set up the data path of", &dir))?;
         let data_thread = std::thread::Builder::new()
             .name("vrdma-datapath".into())
             .spawn(move || runner.run())

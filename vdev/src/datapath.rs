@@ -155,8 +155,7 @@ pub struct Datapath {
 
 /// The datapath before its thread runs.
 pub struct Runner {
-    seed: u64,
-    local_path: bool,
+    config: Config,
     epoll: Epoll,
     waker: Arc<Waker>,
     commands: Commands,
@@ -167,13 +166,13 @@ pub struct Runner {
 ///
 /// # Errors
 /// The system's.
-pub fn new(seed: u64, local_path: bool) -> io::Result<(DatapathHandle, Runner)> {
+pub fn new(config: Config) -> io::Result<(DatapathHandle, Runner)> {
     let waker = Arc::new(Waker::new()?);
     let epoll = Epoll::new()?;
     epoll.add_input(std::os::fd::AsFd::as_fd(&*waker), Source::Control)?;
     let reaching = Arc::new(Reaching::default());
     let (handle, commands) = commands::channel(waker.clone(), reaching.clone());
-    Ok((handle, Runner { seed, local_path, epoll, waker, commands, reaching }))
+    Ok((handle, Runner { config, epoll, waker, commands, reaching }))
 }
 
 /// Nanoseconds of the system's monotonic clock.
@@ -185,9 +184,9 @@ pub fn clock() -> Instant {
 impl Runner {
     /// Serves until told to stop.
     pub fn run(self) {
-        let Runner { seed, local_path, epoll, waker, commands, reaching } = self;
+        let Runner { config, epoll, waker, commands, reaching } = self;
         let memories = Memories::watched(reaching);
-        Datapath::new(Config { seed, local_path, ..Config::default() }, memories, epoll).serve(&waker, &commands);
+        Datapath::new(config, memories, epoll).serve(&waker, &commands);
     }
 }
 

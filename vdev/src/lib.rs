@@ -17,3 +17,4 @@ pub mod port;
 mod sq;
 
 pub use daemon::{API_SOCKET, DEVICE_FOLDER, DEVICE_SOCKET, Daemon, DaemonConfig, StartError, run_until_signal};
+pub use spray::MAX_PATHS;

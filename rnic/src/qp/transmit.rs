@@ -8,6 +8,9 @@ use roce::Instant;
 use roce::wire::ICRC_LEN;
 use roce::wire::icrc::{Flow, Prefix};
 
+/// ECT(0) in the last two bits of the traffic class (RFC 3168): packets on many paths belong to a sender that slows down for marks.
+const ECN_CAPABLE: u8 = 2;
+
 impl Qp {
     /// Makes one burst of packets. While the port is down the burst is lost, as on a dead link, and `None` returned.
     pub fn transmit(
@@ -31,9 +34,9 @@ impl Qp {
             let prefix = Prefix::new(&flow, len).expect("a packet of a checked flow");
             icrc.copy_from_slice(&prefix.compute(0, body).to_le_bytes());
             self.schedule(shared);
-            return shared
-                .leave(self.device, 1, len)
-                .then(|| Transmit::new(self.device, &flow, &self.attr.address, (len, len)));
+            let mut burst = Transmit::new(self.device, &flow, &self.attr.address, (len, len));
+            burst.traffic_class = burst.traffic_class & !3 | ECN_CAPABLE;
+            return shared.leave(self.device, 1, len).then_some(burst);
         }
         let replies_first = self.resp.has_replies() && (!self.requests_first || self.sq.is_empty());
         let mut sent = None;

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use vdev::{Daemon, DaemonConfig};
@@ -30,7 +30,7 @@ use self::side::Event;
 pub use self::side::carry_out as carry_out_side;
 use crate::api::{Client, Device, DeviceSettings};
 use crate::args::{DemoOptions, DemoSide};
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, progress_bar};
 use crate::place::Place;
 use crate::run;
 
@@ -99,7 +99,7 @@ fn on_one_host(dir: &Path) -> Result<Report> {
         sockets.push(OsString::from(device.socket));
     }
     let pair = Pair::start([DemoSide::Initiator, DemoSide::Target], &sockets, |_| Command::new(own_binary()))?;
-    let bar = progress_bar();
+    let bar = progress_bar(0, "steps");
     let result = pair.follow(|progress| show(&bar, progress));
     bar.finish_and_clear();
     daemon.shutdown();
@@ -187,15 +187,6 @@ impl Drop for Pair {
         let _ = self.first.wait();
         let _ = self.second.wait();
     }
-}
-
-/// On a terminal only; elsewhere nothing is drawn.
-fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}") {
-        bar.set_style(style);
-    }
-    bar
 }
 
 fn show(bar: &ProgressBar, event: &Event) {

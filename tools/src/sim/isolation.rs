@@ -6,14 +6,13 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow};
 use fabric::sharing::experiments::{self, Experiment};
 use fabric::sharing::table::{Row, rows};
-use indicatif::{ProgressBar, ProgressStyle};
-use plotters::coord::Shift;
 use plotters::prelude::*;
 use serde::Serialize;
 
 use super::on_all_cores;
 use crate::args::SimIsolationOptions;
-use crate::output::{print, print_json, table};
+use crate::draw::{Area, Drawn, svg};
+use crate::output::{print, print_json, progress_bar, table};
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -32,8 +31,7 @@ pub fn carry_out(options: &SimIsolationOptions, as_json: bool) -> Result<()> {
         ids.dedup();
         return Err(anyhow!("there is no such experiment: there are {}", ids.join(", ")));
     }
-    let bar = ProgressBar::new(chosen.len() as u64);
-    bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} experiments").expect("the template is sound"));
+    let bar = progress_bar(chosen.len() as u64, "experiments");
     let found = on_all_cores(&chosen, |experiment| {
         let found = rows(experiment, &experiment.run());
         bar.inc(1);
@@ -87,38 +85,26 @@ fn number(value: f64) -> String {
 
 /// Two plots, one below the other: latency and bandwidth under each policy.
 fn draw(path: &Path, rows: &[Row]) -> Result<()> {
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, (1000, 760)).into_drawing_area();
-        area.fill(&WHITE).map_err(|error| anyhow!("{error}"))?;
+    let latency: Vec<&Row> = rows.iter().filter(|row| row.metric.starts_with("L p99")).collect();
+    let bandwidth: Vec<&Row> = rows.iter().filter(|row| row.metric.starts_with("B, share")).collect();
+    let svg = svg((1000, 760), |area| {
         let (above, below) = area.split_vertically(380);
-        let latency: Vec<&Row> = rows.iter().filter(|row| row.metric.starts_with("L p99")).collect();
-        let bandwidth: Vec<&Row> = rows.iter().filter(|row| row.metric.starts_with("B, share")).collect();
         let (upper, lower) = (SeriesLabelPosition::UpperMiddle, SeriesLabelPosition::LowerMiddle);
         panel(&above, upper, "Latency of small messages, 99th percentile, times alone (modelled)", &latency, 0.8..30_000.0)?;
-        panel(&below, lower, "Bandwidth that large messages keep, part of alone (modelled)", &bandwidth, 0.2..1.3)?;
-        area.present().map_err(|error| anyhow!("{error}"))?;
-    }
+        panel(&below, lower, "Bandwidth that large messages keep, part of alone (modelled)", &bandwidth, 0.2..1.3)
+    })?;
     std::fs::write(path, svg)?;
     Ok(())
 }
 
-fn panel(
-    area: &DrawingArea<SVGBackend<'_>, Shift>,
-    place: SeriesLabelPosition,
-    title: &str,
-    rows: &[&Row],
-    range: std::ops::Range<f64>,
-) -> Result<()> {
-    let wrong = |error: &dyn std::fmt::Display| anyhow!("{error}");
+fn panel(area: &Area<'_>, place: SeriesLabelPosition, title: &str, rows: &[&Row], range: std::ops::Range<f64>) -> Drawn {
     let last = rows.len().max(1) as f64;
     let mut chart = ChartBuilder::on(area)
         .caption(title, ("sans-serif", 18))
         .margin(8)
         .x_label_area_size(44)
         .y_label_area_size(60)
-        .build_cartesian_2d(-0.5..last - 0.5, range.log_scale())
-        .map_err(|error| wrong(&error))?;
+        .build_cartesian_2d(-0.5..last - 0.5, range.log_scale())?;
     let name = |x: &f64| {
         let at = x.round();
         let is_whole = (x - at).abs() < 1e-9 && at >= 0.0;
@@ -126,7 +112,7 @@ fn panel(
     };
     let mut mesh = chart.configure_mesh();
     mesh.x_labels(rows.len() + 1).x_label_formatter(&name).x_desc("experiment").light_line_style(WHITE);
-    mesh.draw().map_err(|error| wrong(&error))?;
+    mesh.draw()?;
     type Pick = fn(&Row) -> f64;
     let series: [(&str, RGBColor, Pick); 3] = [
         ("without isolation", RGBColor(200, 60, 50), |row| row.off),
@@ -135,15 +121,8 @@ fn panel(
     ];
     for (label, color, pick) in series {
         let points = rows.iter().enumerate().map(|(n, row)| Circle::new((n as f64, pick(row)), 5, color.filled()));
-        let drawn = chart.draw_series(points).map_err(|error| wrong(&error))?;
+        let drawn = chart.draw_series(points)?;
         drawn.label(label).legend(move |(x, y)| Circle::new((x + 8, y), 5, color.filled()));
     }
-    chart
-        .configure_series_labels()
-        .position(place)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK)
-        .draw()
-        .map_err(|error| wrong(&error))?;
-    Ok(())
+    chart.configure_series_labels().position(place).background_style(WHITE.mix(0.8)).border_style(BLACK).draw()
 }

@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use fabric::{Group, Report, Scenario, Sim};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use crate::args::{SimCommand, SimRunOptions};
-use crate::output::{print, print_json, table};
+use crate::output::{print, print_json, progress_bar, table};
 
 /// Bytes of a scenario and of a trace, at most.
 const MAX_SCENARIO: u64 = 1 << 20;
@@ -94,7 +94,8 @@ fn read(path: &Path, limit: u64) -> Result<String> {
 
 /// Runs independent simulations, one per processor core at a time; reports in the order of the scenarios.
 fn run_all(scenarios: &[Scenario], trace: Option<&str>) -> Result<Vec<Report>> {
-    let bar = progress_bar();
+    let bar = progress_bar(0, "transfers");
+    bar.enable_steady_tick(Duration::from_millis(200));
     let reports = on_all_cores(scenarios, |scenario| run_one(scenario, trace, &bar));
     bar.finish_and_clear();
     reports
@@ -138,14 +139,6 @@ fn run_one(scenario: &Scenario, trace: Option<&str>, bar: &ProgressBar) -> Resul
 }
 
 /// Shown on a terminal only.
-fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} transfers, {msg}").expect("the template is sound");
-    bar.set_style(style);
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
-}
-
 fn number(value: f64) -> String {
     format!("{value:.1}")
 }

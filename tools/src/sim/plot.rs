@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use fabric::Report;
 use plotters::prelude::*;
 
 use super::{group_name, tables};
+use crate::draw::svg;
 
 const SIZE: (u32, u32) = (860, 360);
 
@@ -57,34 +58,22 @@ fn plot(title: &str, x: &str, y: &str, lines: &[Line]) -> Result<String> {
     let end = |of: fn(&(f64, f64)) -> f64| points().map(of).fold(0.0, f64::max);
     // An axis needs a length.
     let axis = |end: f64| -> Range<f64> { 0.0..if end > 0.0 { end * 1.02 } else { 1.0 } };
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        let wrong = |error: &dyn std::fmt::Display| anyhow!("{error}");
-        area.fill(&WHITE).map_err(|error| wrong(&error))?;
-        let mut chart = ChartBuilder::on(&area)
+    svg(SIZE, |area| {
+        let mut chart = ChartBuilder::on(area)
             .caption(title, ("sans-serif", 18))
             .margin(8)
             .x_label_area_size(36)
             .y_label_area_size(70)
-            .build_cartesian_2d(axis(end(|point| point.0)), axis(end(|point| point.1)))
-            .map_err(|error| wrong(&error))?;
-        chart.configure_mesh().x_desc(x).y_desc(y).light_line_style(WHITE).draw().map_err(|error| wrong(&error))?;
+            .build_cartesian_2d(axis(end(|point| point.0)), axis(end(|point| point.1)))?;
+        chart.configure_mesh().x_desc(x).y_desc(y).light_line_style(WHITE).draw()?;
         for (n, line) in lines.iter().enumerate() {
             let color = Palette99::pick(n).to_rgba();
             let series = LineSeries::new(line.points.iter().copied(), color.stroke_width(2));
-            let drawn = chart.draw_series(series).map_err(|error| wrong(&error))?;
+            let drawn = chart.draw_series(series)?;
             drawn.label(&line.name).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .draw()
-            .map_err(|error| wrong(&error))?;
-        area.present().map_err(|error| wrong(&error))?;
-    }
-    Ok(svg)
+        chart.configure_series_labels().position(SeriesLabelPosition::UpperRight).background_style(WHITE.mix(0.8)).draw()
+    })
 }
 
 fn escape(text: &str) -> String {

@@ -7,13 +7,12 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use fabric::reference::{FIGURES, PACKETS_PER_SEC, RUNS, Run};
 use fabric::{Report, Sim};
-use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde::Serialize;
 
 use super::on_all_cores;
-use crate::output::{print, print_json, table};
+use crate::output::{print, print_json, progress_bar, table};
 
 /// The reference's fat tree has switches of 16 ports.
 const K: u32 = 16;
@@ -62,8 +61,7 @@ pub fn carry_out(seed: u64, as_json: bool) -> Result<()> {
     if !as_json {
         print(format!("seed {seed}\n"))?;
     }
-    let bar = ProgressBar::new(RUNS.len() as u64);
-    bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} runs").expect("the template is sound"));
+    let bar = progress_bar(RUNS.len() as u64, "runs");
     let run = |run: &Run| {
         let report = simulate(run, seed)?;
         bar.inc(1);

@@ -188,7 +188,7 @@ impl Datapath {
             dst,
             src_port: arrival.src_port,
             segment_len: arrival.segment_len,
-            congested: false,
+            congested: arrival.congested,
         };
         self.rnic.handle_burst(self.now, &meta, bytes, &mut self.memories);
     }

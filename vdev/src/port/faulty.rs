@@ -196,7 +196,7 @@ mod tests {
     /// Sends 10,000 packets through and returns what came out.
     fn through(faults: Faults) -> Vec<Vec<u8>> {
         let mut victims = Victims { faults, state: faults.seed, held: Vec::new() };
-        let arrival = Arrival { src: std::net::Ipv4Addr::LOCALHOST.into(), src_port: 1, segment_len: 8 };
+        let arrival = Arrival { src: std::net::Ipv4Addr::LOCALHOST.into(), src_port: 1, segment_len: 8, congested: false };
         let mut out = Vec::new();
         let mut deliver = |_: &Arrival, bytes: &[u8]| out.push(bytes.to_vec());
         for n in 0..10_000u64 {

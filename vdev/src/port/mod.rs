@@ -45,6 +45,8 @@ pub struct Arrival {
     pub src_port: u16,
     /// Bytes per packet, 1 or more.
     pub segment_len: usize,
+    /// The network marked them as having met congestion (CE, RFC 3168).
+    pub congested: bool,
 }
 
 /// What a port did. Only ever grows.

@@ -10,8 +10,10 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 const SLOTS: usize = 4;
 /// The longest datagram.
 const SLOT_BYTES: usize = 65536;
-/// Room for the two control messages asked for.
-const CONTROL_BYTES: usize = 64;
+/// Room for the three control messages asked for.
+const CONTROL_BYTES: usize = 96;
+/// Congestion experienced, in the last two bits of the traffic class (RFC 3168).
+const CE: u8 = 3;
 
 /// Aligned as control messages must be.
 #[derive(Clone, Copy)]
@@ -87,8 +89,10 @@ impl ReceiveBuffers {
         let mut overflow = None;
         for (n, header) in headers[..datagrams].iter().enumerate() {
             // SAFETY: the kernel has filled the header, whose control and name memory is still there.
-            let (source, segment, dropped) =
-                unsafe { (source(&header.msg_hdr), segment(&header.msg_hdr), dropped(&header.msg_hdr)) };
+            let (source, segment, dropped, class) = unsafe {
+                let header = &header.msg_hdr;
+                (source(header), segment(header), dropped(header), traffic_class(header))
+            };
             overflow = dropped.or(overflow);
             let len = header.msg_len as usize;
             let slot = &self.bytes[n * SLOT_BYTES..][..len.min(SLOT_BYTES)];
@@ -96,7 +100,8 @@ impl ReceiveBuffers {
                 && !slot.is_empty()
             {
                 let segment_len = segment.filter(|&segment| segment > 0).unwrap_or(len);
-                deliver(&Arrival { src, src_port, segment_len }, slot);
+                let congested = class.is_some_and(|class| class & CE == CE);
+                deliver(&Arrival { src, src_port, segment_len, congested }, slot);
             }
         }
         Ok(Received { datagrams, overflow })
@@ -123,17 +128,17 @@ unsafe fn source(header: &libc::msghdr) -> Option<(IpAddr, u16)> {
     }
 }
 
-/// The integer in the control message of this kind.
+/// The value in the control message of this kind.
 ///
 /// # Safety
-/// The kernel has filled `header`, and its control memory is there.
-unsafe fn control(header: &libc::msghdr, level: i32, kind: i32) -> Option<u32> {
+/// The kernel has filled `header`, and its control memory is there; messages of this kind hold a `T`, of which all bits are valid.
+unsafe fn control<T>(header: &libc::msghdr, level: i32, kind: i32) -> Option<T> {
     // SAFETY: the macros stay within the control memory that the kernel has filled.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         while let Some(head) = message.as_ref() {
             if (head.cmsg_level, head.cmsg_type) == (level, kind) {
-                return Some(libc::CMSG_DATA(message).cast::<u32>().read_unaligned());
+                return Some(libc::CMSG_DATA(message).cast::<T>().read_unaligned());
             }
             message = libc::CMSG_NXTHDR(header, message);
         }
@@ -145,7 +150,7 @@ unsafe fn control(header: &libc::msghdr, level: i32, kind: i32) -> Option<u32> {
 /// As [`control`].
 unsafe fn segment(header: &libc::msghdr) -> Option<usize> {
     // SAFETY: the caller's promise.
-    unsafe { control(header, libc::SOL_UDP, libc::UDP_GRO) }.map(|segment| segment as usize)
+    unsafe { control::<u32>(header, libc::SOL_UDP, libc::UDP_GRO) }.map(|segment| segment as usize)
 }
 
 /// # Safety
@@ -153,4 +158,14 @@ unsafe fn segment(header: &libc::msghdr) -> Option<usize> {
 unsafe fn dropped(header: &libc::msghdr) -> Option<u32> {
     // SAFETY: the caller's promise.
     unsafe { control(header, libc::SOL_SOCKET, libc::SO_RXQ_OVFL) }
+}
+
+/// # Safety
+/// As [`control`].
+unsafe fn traffic_class(header: &libc::msghdr) -> Option<u8> {
+    // SAFETY: the caller's promise; IPv4 tells a byte, IPv6 an integer.
+    unsafe {
+        control(header, libc::IPPROTO_IP, libc::IP_TOS)
+            .or_else(|| control::<u32>(header, libc::IPPROTO_IPV6, libc::IPV6_TCLASS).map(|class| class as u8))
+    }
 }

@@ -63,6 +63,9 @@ pub(super) fn receiver(local: Local) -> Result<OwnedFd, PortError> {
     let fd = udp_socket(ip).map_err(failed("socket"))?;
     set_option(&fd, libc::SOL_UDP, libc::UDP_GRO, 1).map_err(failed("UDP_GRO (Linux 5.0 or later is needed)"))?;
     set_option(&fd, libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1).map_err(failed("SO_RXQ_OVFL"))?;
+    let (level, class) =
+        if ip.is_ipv4() { (libc::IPPROTO_IP, libc::IP_RECVTOS) } else { (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS) };
+    set_option(&fd, level, class, 1).map_err(failed("traffic class of what is received"))?;
     if ip.is_ipv6() {
         // RoCEv2 senders leave the checksum out, over IPv6 as well, as the ICRC covers all that it would.
         set_option(&fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1).map_err(failed("UDP_NO_CHECK6_RX"))?;

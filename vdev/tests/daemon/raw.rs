@@ -127,9 +127,12 @@ impl Raw {
 
     pub fn cq(&self, depth: u32, channel: Option<Handle>, cookie: u64) -> Cq {
         let (reply, fds) = self.call_with(&Request::CreateCq { depth, channel, cookie }, &[]).unwrap();
-        let Reply::Cq { cq, depth } = reply else { panic!("{reply:?}") };
-        let layout = CqLayout::new(depth).unwrap();
-        Cq { handle: cq, ring: Mapping::map(fds[0].as_fd(), layout.bytes).unwrap(), consumer: CqConsumer::new(&layout) }
+        Cq::granted(&reply, &fds)
+    }
+
+    pub fn resized(&self, cq: &Cq, depth: u32) -> Cq {
+        let (reply, fds) = self.call_with(&Request::ResizeCq { cq: cq.handle, depth }, &[]).unwrap();
+        Cq::granted(&reply, &fds)
     }
 
     pub fn qp(&self, pd: Handle, cq: Handle, caps: QpCaps) -> Qp {
@@ -197,6 +200,12 @@ pub struct Cq {
 }
 
 impl Cq {
+    fn granted(reply: &Reply, fds: &[OwnedFd]) -> Cq {
+        let &Reply::Cq { cq, depth } = reply else { panic!("{reply:?}") };
+        let layout = CqLayout::new(depth).unwrap();
+        Cq { handle: cq, ring: Mapping::map(fds[0].as_fd(), layout.bytes).unwrap(), consumer: CqConsumer::new(&layout) }
+    }
+
     pub fn poll(&mut self) -> Option<CompletionEntry> {
         let entry = self.consumer.peek(&self.ring, 0)?;
         self.consumer.advance(&self.ring, 1);

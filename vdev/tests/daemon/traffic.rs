@@ -266,3 +266,20 @@ fn overrun_is_an_event_of_its_queue_alone() {
     a.send(write(&b, 0), &[sge]);
     assert_eq!(a.cq.wait().status, 0);
 }
+
+/// What was posted before a completion queue is resized, though nobody rang for it, has completed before: the queue is not made too
+/// small for it, and nothing is lost.
+#[test]
+fn requests_posted_without_a_ring_come_before_a_resize() {
+    let place = Place::with_two_devices();
+    let (mut a, b) = pair(&place, 4096);
+    let sge = a.sge(0, 8);
+    for wr_id in 0..4 {
+        a.qp.send.push_send(&a.qp.memory, &SendEntry { wr_id, ..write(&b, 0) }, [sge].into_iter());
+    }
+    a.qp.send.publish(&a.qp.memory);
+    assert_eq!(a.raw.errno(&Request::ResizeCq { cq: a.cq.handle, depth: 2 }), libc::EINVAL);
+    a.cq = a.raw.resized(&a.cq, 4);
+    let done: Vec<(u64, u8)> = std::iter::from_fn(|| a.cq.poll()).map(|done| (done.wr_id, done.status)).collect();
+    assert_eq!(done, [(0, 0), (1, 0), (2, 0), (3, 0)]);
+}

@@ -62,6 +62,22 @@ fn bursts_arrive_as_they_were_cut() {
     assert_eq!(sender.senders.len(), 1);
 }
 
+/// A mark of congestion, which routers set in packets whose sender asks for it, is told with the packets.
+#[test]
+fn marks_of_congestion_are_told() {
+    let ip = address(8, 1);
+    let ports = [Some((ip, UdpPort::open(ip).unwrap())), open_ipv6()];
+    for (ip, mut port) in ports.into_iter().flatten() {
+        for (traffic_class, marked) in [(0, false), (1, false), (2, false), (3, true), (0xFF, true), (0xFC, false)] {
+            let transmit = Transmit { traffic_class, ..transmit(ip, ip, 3000, 1000) };
+            port.send(&[Burst { transmit: &transmit, bytes: &pattern(3000, 0) }]);
+            let packets = receive(&mut port, 3000);
+            assert_eq!(packets.len(), 3);
+            assert!(packets.iter().all(|(arrival, _)| arrival.congested == marked), "{traffic_class:#x} from {ip}");
+        }
+    }
+}
+
 #[test]
 fn several_bursts_in_one_call() {
     let (a, b) = (address(2, 1), address(2, 2));
