@@ -184,3 +184,36 @@ fn lost_acknowledgement() {
     assert_eq!(ids(&world.received(&b)), [1]);
     assert_eq!((world.counters(&a).ack_timeout, world.counters(&b).duplicate_request), (1, 1));
 }
+
+/// A connection leaves a dead path, there and back: with a quarter of all UDP source ports leading nowhere, requests of all kinds
+/// complete within its retries. On a sound path the source port never changes.
+#[test]
+fn a_dead_path_is_left() {
+    let mut dropped = 0;
+    for seed in 0..60 {
+        for dead in [false, true] {
+            let (mut world, a, b) = World::pair(Setup { seed, ..Setup::new(Route::Wire) });
+            world.link.record = Some(Vec::new());
+            world.link.filter = Some(Box::new(move |packet| !dead || !packet.src_port.is_multiple_of(4)));
+            let source = world.bytes(&a, 3, 20_000);
+            for n in 0..3 {
+                world.recv(&b, n, &[b.at(0x10_0000, 20_000)]);
+                world.send(&a, n * 4, write(&b, n * 0x8000), &[a.at(3, 20_000)]);
+                world.send(&a, n * 4 + 1, read(&b, 0x20_0000), &[a.at(0x10_0000, 20_000)]);
+                world.send(&a, n * 4 + 2, fetch_add(&b, 0x30_0000, 1), &[a.at(0x20_0000, 8)]);
+                world.send(&a, n * 4 + 3, send(), &[a.at(3, 20_000)]);
+            }
+            world.run();
+            assert_eq!(statuses(&world.sent(&a)), [Status::Success; 12], "seed {seed}, dead {dead}");
+            assert_bytes(&world.bytes(&b, 0x1_0000, 20_000), &source);
+            dropped += world.link.dropped;
+            let packets = world.link.record.take().unwrap();
+            for end in [&a, &b] {
+                let mut ports: Vec<u16> = packets.iter().filter(|p| p.src == end.ip).map(|p| p.src_port).collect();
+                ports.dedup();
+                assert!(dead || ports.len() == 1, "seed {seed}: packets on a sound path left from {ports:?}");
+            }
+        }
+    }
+    assert!(dropped > 0, "no connection began on a dead path");
+}

@@ -22,6 +22,8 @@ pub struct DaemonOptions {
     pub netns: Option<String>,
     /// More environment variables of the daemon.
     pub env: Vec<(String, String)>,
+    /// More words of `vrdma daemon`.
+    pub words: Vec<String>,
     /// Words put before the command, such as `prlimit --nofile=64`.
     pub wrapper: Vec<String>,
 }
@@ -65,6 +67,7 @@ impl Daemon {
         let mut words = options.wrapper.clone();
         words.push(binary().to_str().expect("the build path is text").to_owned());
         words.push("daemon".to_owned());
+        words.extend(options.words.iter().cloned());
         let mut command = in_netns(options.netns.as_deref(), &words);
         command.env("VRDMA_DIR", folder);
         command.envs(options.env.iter().map(|(name, value)| (name, value)));

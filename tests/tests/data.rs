@@ -1,7 +1,7 @@
 //! Data checked end to end: random sizes from 0 B to 64 MiB, offsets, buffer lists, all operations, private and shared memory;
 //! contents and surroundings compared. On the local path, on the wire with both path MTUs, and with faults injected in the port.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tests::matrix::{free_port, wait_until_listening};
 use tests::{Daemon, DaemonOptions, NetnsPair, missing_program, need_root, one_at_a_time};
 
@@ -23,6 +23,11 @@ fn seed() -> String {
 }
 
 fn compare(server: &mut Daemon, client: Option<&mut Daemon>, address: &str, plan: &Plan) {
+    compare_while(server, client, address, plan, || ());
+}
+
+/// The same, and something happens `meanwhile`.
+fn compare_while(server: &mut Daemon, client: Option<&mut Daemon>, address: &str, plan: &Plan, meanwhile: impl FnOnce()) {
     let port = free_port().to_string();
     let (rounds, max, mtu) = (plan.rounds.to_string(), plan.max_bytes.to_string(), plan.mtu_code.to_string());
     let seed = seed();
@@ -32,6 +37,7 @@ fn compare(server: &mut Daemon, client: Option<&mut Daemon>, address: &str, plan
     let at = format!("{address}:{port}");
     let daemon = client.unwrap_or(server);
     let mut connecting = daemon.run("b", &[&[CLIENT], &options[..], &["--connect", &at]].concat());
+    meanwhile();
     let ended = connecting.end(LIMIT);
     let other = listening.end(LIMIT);
     let (ours, theirs) = (&ended.output, &other.output);
@@ -55,14 +61,11 @@ fn wire(ethernet_mtu: u32, faults: Option<&str>, plan: &Plan) {
         return;
     }
     let pair = NetnsPair::new(ethernet_mtu);
-    let [mut server, mut client] = [0, 1].map(|end| {
-        let netns = Some(pair.name(end).to_owned());
+    let options = [0, 1].map(|end| {
         let env = faults.map(|faults| ("VRDMA_FAULTS".to_owned(), format!("{faults},seed={}", end + 1)));
-        let mut daemon =
-            Daemon::start_with(DaemonOptions { netns, env: env.into_iter().collect(), ..DaemonOptions::default() });
-        daemon.add_device(["a", "b"][end], NetnsPair::IPV4[end]);
-        daemon
+        DaemonOptions { env: env.into_iter().collect(), ..DaemonOptions::default() }
     });
+    let [mut server, mut client] = pair.daemons_with(options);
     compare(&mut server, Some(&mut client), NetnsPair::IPV4[0], plan);
     let counters: Vec<String> =
         [(&server, "a"), (&client, "b")].map(|(daemon, device)| daemon.device(device)["counters"].to_string()).into();
@@ -97,4 +100,49 @@ fn wire_mtu_1024_with_loss_reordering_and_duplication() {
 #[test]
 fn wire_mtu_4096_with_loss_reordering_and_duplication() {
     wire(9000, Some(FAULTS), &Plan { rounds: 120, max_bytes: 64 << 20, mtu_code: 5 });
+}
+
+/// Packets over a link from which on data has gone over it, and not just what hosts say to find each other.
+const IN_USE: u64 = 100;
+const LINKS: usize = 4;
+
+/// Four links between the daemons, of which one goes dead, and tells nobody, when so many have carried data.
+fn links(paths: [&str; 2], used: usize) {
+    let _turn = one_at_a_time();
+    if missing_program(&["ip", "sysctl"]) || need_root("network namespaces") {
+        return;
+    }
+    let pair = NetnsPair::with_links(9000, LINKS);
+    let options = paths.map(|paths| DaemonOptions { words: vec!["--paths".into(), paths.into()], ..DaemonOptions::default() });
+    let [mut server, mut client] = pair.daemons_with(options);
+    let in_use = || (0..LINKS).filter(|&link| pair.sent_over(1, link) > IN_USE).collect::<Vec<_>>();
+    let plan = Plan { rounds: 300, max_bytes: 16 << 20, mtu_code: 5 };
+    // The programs' own connection is not to die with the link.
+    compare_while(&mut server, Some(&mut client), NetnsPair::ASIDE, &plan, || {
+        let deadline = Instant::now() + LIMIT;
+        while in_use().len() < used {
+            assert!(Instant::now() < deadline, "data goes over the links {:?}", in_use());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(used > 1 || in_use().len() == 1, "one path, and data goes over the links {:?}", in_use());
+        pair.lose_silently(in_use()[0]);
+    });
+    assert!(in_use().len() > 1, "data went over the links {:?} only", in_use());
+}
+
+#[test]
+fn many_paths_over_four_links_of_which_one_dies() {
+    links(["16", "16"], LINKS);
+}
+
+#[test]
+fn one_path_that_dies() {
+    links(["1", "1"], 1);
+}
+
+/// A peer that keeps to one path has the other one do so too.
+#[test]
+fn one_path_that_dies_on_the_way_to_one_that_offers_more() {
+    links(["1", "16"], 1);
+    links(["16", "1"], 1);
 }

@@ -25,7 +25,7 @@ pub(crate) mod window;
 
 use crate::attr::{AddressVector, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
 use crate::event::AsyncEvent;
-use crate::shared::Shared;
+use crate::shared::{Shared, source_port};
 use crate::srq::Srq;
 use crate::timers::Timer;
 use crate::vendor_err;
@@ -135,6 +135,15 @@ impl Qp {
             req: Requester::new(),
             resp: Responder::new(),
             multipath: None,
+        }
+    }
+
+    /// Nothing comes back from where packets go: from now on they leave from another UDP source port, which switches' ECMP hash
+    /// sends another way if there is one (as protective reroute, SIGCOMM 2023, does with the flow label). Peers do not look at it.
+    pub fn leave_path(&mut self) {
+        if let Path::Wire(flow) = &mut self.path {
+            let entropy = roce::rng::mix(u64::from(self.qpn.get()) << 16 | u64::from(flow.src_port));
+            flow.src_port = source_port(entropy);
         }
     }
 

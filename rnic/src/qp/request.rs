@@ -52,6 +52,7 @@ impl Qp {
                 // A NAK that is still waiting was about this packet, which has come after all.
                 self.resp.refusing = false;
                 self.resp.nak = None;
+                self.resp.repeated = None;
                 if bth.opcode.ends_message() {
                     self.resp.count_message();
                     // What it answers is as urgent as what it answers to.
@@ -221,6 +222,10 @@ impl Qp {
     /// sent again, if they are still remembered, and otherwise dropped (IBA 9.7.5.1.5).
     fn handle_duplicate(&mut self, shared: &mut Shared, headers: &Headers) {
         let psn = headers.bth.psn;
+        // Once is a lost answer; a peer that begins again and has got nothing still is not reached from here.
+        if self.resp.repeated.replace(psn).is_some_and(|before| psn.distance_from(before) <= 0) {
+            self.leave_path();
+        }
         let kind = match headers.bth.opcode.kind() {
             Kind::Send | Kind::Write => {
                 self.resp.ack_due = true;

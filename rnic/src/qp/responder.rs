@@ -52,6 +52,8 @@ pub(crate) struct Responder {
     pub nak: Option<(Psn, Syndrome)>,
     /// A NAK was sent or is due for the expected PSN; packets beyond it are dropped without another one.
     pub refusing: bool,
+    /// The last request that had come before, since anything new came.
+    pub repeated: Option<Psn>,
 }
 
 /// A READ or atomic that was accepted (IBA 9.4.5, responder resources).
@@ -98,6 +100,7 @@ impl Responder {
             ack_due: false,
             nak: None,
             refusing: false,
+            repeated: None,
         }
     }
 
