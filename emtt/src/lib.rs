@@ -12,12 +12,14 @@ extern crate alloc;
 
 mod access;
 mod region;
+mod runs;
 mod segment;
 mod table;
 mod window;
 
 pub use access::Access;
-pub use region::{Region, Segments};
-pub use segment::{MemId, Owner, PdId, Segment, Via};
+pub use region::Region;
+pub use runs::Segments;
+pub use segment::{GpuId, MemId, Owner, PdId, Segment, Via};
 pub use table::{MAX_REGIONS, QUARANTINE, RegionInit, Table, TableError, TranslateError};
 pub use window::{BindError, Binding, WindowKind};

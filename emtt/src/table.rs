@@ -9,12 +9,21 @@
 //! within one protection domain only, and a region that has one is found by nothing else.
 //!
 //! A slot may hold a window instead, see [`crate::window`].
+//!
+//! Each slot is one cache line of 64 bytes, and a lookup of a region that is contiguous in memory touches nothing else; what only
+//! control commands need, 16 bytes, lies elsewhere. Memory in pieces takes 8 bytes per page or 32 per piece beside that, see
+//! [`crate::runs`].
+//!
+//! A table has one owner, the thread that looks up and also registers: there is no lock, no atomic and nothing to race with, and
+//! what a lookup returns borrows the table, so that nothing can be registered, removed or revoked while it is in use.
 
-use crate::region::{Region, Segments};
+use crate::region::Region;
+use crate::runs::Segments;
 use crate::window::Window;
 use crate::{Access, PdId, Segment, Via};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
+use roce::rng::Rng;
 
 const VARIANT_BITS: u32 = 12;
 const VARIANT_MASK: u32 = (1 << VARIANT_BITS) - 1;
@@ -101,40 +110,55 @@ pub(crate) enum Entry {
     Window(Window),
 }
 
+/// What a lookup needs of a slot.
+#[repr(align(64))]
 pub(crate) struct Slot {
     /// The key of the region or window, or the key that comes next while the slot is free.
     pub key: u32,
-    /// What the variant advances by; odd, so that all 4096 variants come before one repeats.
-    step: u32,
+    /// Whether the region is found by its name alone.
+    named: bool,
     pub entry: Entry,
-    /// What the region is called within its protection domain, if it was given a name.
-    name: Option<u32>,
 }
+
+const _: () = assert!(size_of::<Slot>() == 64, "a slot is a cache line");
 
 impl Slot {
     fn region(&self) -> Option<&Region> {
         if let Entry::Region(region) = &self.entry { Some(region) } else { None }
     }
 
-    pub fn region_mut(&mut self) -> Option<&mut Region> {
+    fn region_mut(&mut self) -> Option<&mut Region> {
         if let Entry::Region(region) = &mut self.entry { Some(region) } else { None }
     }
+}
+
+/// What no lookup needs of a slot.
+pub(crate) struct Upkeep {
+    /// What the variant advances by; odd, so that all 4096 variants come before one repeats.
+    step: u32,
+    /// Windows that are bound to the region.
+    pub windows: u32,
+    /// What the region is called within its protection domain, if it was given a name.
+    name: Option<u32>,
 }
 
 /// Memory keys and their regions and windows.
 pub struct Table {
     pub(crate) slots: Vec<Slot>,
+    /// As many as there are slots.
+    pub(crate) upkeep: Vec<Upkeep>,
     free: VecDeque<u32>,
     /// Key of each region that has a name.
     names: BTreeMap<(PdId, u32), u32>,
-    /// State of the generator that variants start from.
-    random: u64,
+    /// Where variants start from.
+    random: Rng,
 }
 
 impl Table {
     /// An empty table. Tables with the same seed and the same calls give the same keys.
     pub fn new(seed: u64) -> Table {
-        Table { slots: Vec::new(), free: VecDeque::new(), names: BTreeMap::new(), random: seed }
+        let (slots, upkeep) = (Vec::new(), Vec::new());
+        Table { slots, upkeep, free: VecDeque::new(), names: BTreeMap::new(), random: Rng::new(seed) }
     }
 
     /// Number of regions and windows.
@@ -176,7 +200,8 @@ impl Table {
             return Err(TableError::NameTaken(name));
         }
         let key = self.insert(init)?;
-        self.slots[slot_of(key)].name = Some(name);
+        self.slots[slot_of(key)].named = true;
+        self.upkeep[slot_of(key)].name = Some(name);
         self.names.insert(at, key);
         Ok(key)
     }
@@ -189,7 +214,7 @@ impl Table {
     /// The key of the region that requests of this protection domain call `key`; `None` if there is none.
     pub fn resolve(&self, pd: PdId, key: u32) -> Option<u32> {
         match self.slots.get(slot_of(key)) {
-            Some(Slot { key: own, entry: Entry::Region(region), name: None, .. }) if *own == key && region.pd() == pd => {
+            Some(Slot { key: own, named: false, entry: Entry::Region(region) }) if *own == key && region.pd() == pd => {
                 Some(key)
             }
             _ => self.named(pd, key),
@@ -202,14 +227,14 @@ impl Table {
     /// # Errors
     /// See [`TableError`].
     pub fn replace(&mut self, key: u32, init: RegionInit) -> Result<(), TableError> {
-        let slot = self.slots.get_mut(slot_of(key)).filter(|slot| slot.key == key && slot.name.is_none());
-        match slot.and_then(Slot::region_mut) {
-            Some(region) if region.windows > 0 => Err(TableError::Bound(region.windows)),
-            Some(region) => {
+        let slot = self.slots.get_mut(slot_of(key)).filter(|slot| slot.key == key && !slot.named);
+        let region = slot.and_then(Slot::region_mut).ok_or(TableError::NotFound(key))?;
+        match self.upkeep[slot_of(key)].windows {
+            0 => {
                 *region = Region::new(init)?;
                 Ok(())
             }
-            None => Err(TableError::NotFound(key)),
+            windows => Err(TableError::Bound(windows)),
         }
     }
 
@@ -218,25 +243,23 @@ impl Table {
     /// # Errors
     /// [`TableError::NotFound`]; [`TableError::Bound`] while windows are bound to it.
     pub fn remove(&mut self, key: u32) -> Result<(), TableError> {
-        let slot = self.slots.get(slot_of(key)).filter(|slot| slot.key == key).ok_or(TableError::NotFound(key))?;
-        let region = slot.region().ok_or(TableError::NotFound(key))?;
-        if region.windows > 0 {
-            return Err(TableError::Bound(region.windows));
+        let pd = self.get(key).ok_or(TableError::NotFound(key))?.pd();
+        let Upkeep { step, windows, name } = self.upkeep[slot_of(key)];
+        if windows > 0 {
+            return Err(TableError::Bound(windows));
         }
-        if let Some(name) = slot.name {
-            self.names.remove(&(region.pd(), name));
+        if let Some(name) = name {
+            self.names.remove(&(pd, name));
         }
-        let next = next_key(key, slot.step);
-        self.free(key, next);
+        self.free(key, next_key(key, step));
         Ok(())
     }
 
     /// Empties the slot of `key`, which is to have the key `next` when it is used again.
     pub(crate) fn free(&mut self, key: u32, next: u32) {
-        let slot = &mut self.slots[slot_of(key)];
-        slot.entry = Entry::Free;
-        slot.name = None;
-        slot.key = unreserved(next, slot.step);
+        let upkeep = &mut self.upkeep[slot_of(key)];
+        upkeep.name = None;
+        self.slots[slot_of(key)] = Slot { key: unreserved(next, upkeep.step), named: false, entry: Entry::Free };
         self.free.push_back(key >> VARIANT_BITS);
     }
 
@@ -256,7 +279,7 @@ impl Table {
     #[inline]
     pub fn translate(&self, key: u32, pd: PdId, addr: u64, len: u64, needs: Access) -> Result<Segments<'_>, TranslateError> {
         let region = match self.slots.get(slot_of(key)) {
-            Some(Slot { key: own, entry: Entry::Region(region), name: None, .. }) if *own == key && region.pd() == pd => region,
+            Some(Slot { key: own, named: false, entry: Entry::Region(region) }) if *own == key && region.pd() == pd => region,
             _ => self.named_or_why(key, pd)?,
         };
         if !region.access().contains(needs) {
@@ -291,6 +314,7 @@ impl Table {
     }
 
     /// Off the usual way: a region by its name, or why there is none.
+    #[cold]
     fn named_or_why(&self, key: u32, pd: PdId) -> Result<&Region, TranslateError> {
         if let Some(region) = self.names.get(&(pd, key)).and_then(|key| self.get(*key)) {
             return Ok(region);
@@ -307,19 +331,12 @@ impl Table {
             return self.free.pop_front().map(|index| index as usize).ok_or(TableError::Full);
         }
         let index = self.slots.len();
-        let random = self.next_random();
+        let random = self.random.next_u64();
         let step = random as u32 | 1;
         let first = (index as u32) << VARIANT_BITS | (random >> 32) as u32 & VARIANT_MASK;
-        self.slots.push(Slot { key: unreserved(first, step), step, entry: Entry::Free, name: None });
+        self.slots.push(Slot { key: unreserved(first, step), named: false, entry: Entry::Free });
+        self.upkeep.push(Upkeep { step, windows: 0, name: None });
         Ok(index)
-    }
-
-    /// SplitMix64: a counter, well mixed.
-    fn next_random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.random ^ self.random >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ z >> 31
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::table::{Entry, Slot, Table, TableError, TranslateError, next_key, slot_of};
 use crate::{Access, PdId, Via};
+use core::num::NonZeroU64;
 
 /// Bits of a window's key that binding chooses.
 const TAG_MASK: u32 = 0xFF;
@@ -71,7 +72,8 @@ struct Bound {
     offset: u64,
     /// First byte, as peers call it.
     addr: u64,
-    len: u64,
+    /// Never nothing, so that a window that is not bound takes no more room.
+    len: NonZeroU64,
     access: Access,
     /// Queue pair that it is bound for; of no meaning for type 1.
     qp: u32,
@@ -101,7 +103,7 @@ impl Window {
         }
         let outside = TranslateError::Bounds { addr, len };
         let at = addr.checked_sub(bound.addr).ok_or(outside)?;
-        if len > bound.len.checked_sub(at).ok_or(outside)? {
+        if len > bound.len.get().checked_sub(at).ok_or(outside)? {
             return Err(outside);
         }
         Ok((bound.region, bound.offset + at))
@@ -146,12 +148,13 @@ impl Table {
         if !fits {
             return Err(BindError::State);
         }
-        let bound = if len == 0 { None } else { Some(self.check(via, (region, addr, len), access, zero_based)?) };
+        let bound = match NonZeroU64::new(len) {
+            None => None,
+            Some(len) => Some(self.check(via, (region, addr, len), access, zero_based)?),
+        };
         self.unbind(named);
-        if let Some(bound) = &bound
-            && let Some(region) = self.slots[slot_of(bound.region)].region_mut()
-        {
-            region.windows += 1;
+        if let Some(bound) = &bound {
+            self.upkeep[slot_of(bound.region)].windows += 1;
         }
         let slot = &mut self.slots[slot_of(named)];
         slot.key = key;
@@ -162,7 +165,7 @@ impl Table {
     }
 
     /// Whether these bytes of a region may be bound, and how.
-    fn check(&self, via: Via, range: (u32, u64, u64), access: Access, zero_based: bool) -> Result<Bound, BindError> {
+    fn check(&self, via: Via, range: (u32, u64, NonZeroU64), access: Access, zero_based: bool) -> Result<Bound, BindError> {
         let (key, addr, len) = range;
         let found = self.resolve(via.pd, key).and_then(|key| Some((key, self.get(key)?)));
         let (key, region) = found.ok_or(BindError::Region(key))?;
@@ -174,7 +177,7 @@ impl Table {
             return Err(BindError::Access);
         }
         let offset = addr.checked_sub(region.iova()).ok_or(BindError::Bounds)?;
-        if len > region.len().checked_sub(offset).ok_or(BindError::Bounds)? {
+        if len.get() > region.len().checked_sub(offset).ok_or(BindError::Bounds)? {
             return Err(BindError::Bounds);
         }
         Ok(Bound { region: key, offset, addr: if zero_based { 0 } else { addr }, len, access, qp: via.qp })
@@ -207,10 +210,8 @@ impl Table {
 
     fn unbind(&mut self, window: u32) {
         let Some(Slot { entry: Entry::Window(window), .. }) = self.slots.get_mut(slot_of(window)) else { return };
-        if let Some(bound) = window.bound.take()
-            && let Some(region) = self.slots[slot_of(bound.region)].region_mut()
-        {
-            region.windows -= 1;
+        if let Some(bound) = window.bound.take() {
+            self.upkeep[slot_of(bound.region)].windows -= 1;
         }
     }
 

@@ -1,6 +1,6 @@
 //! The table against a slow, obvious model: a list of regions whose bytes are looked up one by one.
 
-use emtt::{Access, MemId, Owner, PdId, RegionInit, Segment, Table, TableError, TranslateError};
+use emtt::{Access, GpuId, MemId, Owner, PdId, RegionInit, Segment, Table, TableError, TranslateError};
 use proptest::prelude::*;
 
 /// What the model knows of a region: each byte's owner and address.
@@ -56,7 +56,7 @@ fn run() -> impl Strategy<Value = Segment> {
     let odd = (0_u32..2, 0_u64..64, 0_u64..20);
     let end = (0_u32..2, u64::MAX - 8..=u64::MAX, 0_u64..10);
     prop_oneof![6 => run, 3 => odd, 1 => end].prop_map(|(owner, addr, len)| Segment {
-        owner: Owner::Host(MemId(owner)),
+        owner: if owner == 0 { Owner::Host(MemId(7)) } else { Owner::Gpu { device: GpuId(1), window: MemId(7) } },
         addr,
         len,
     })
@@ -108,7 +108,14 @@ fn check(table: &Table, model: &Model, key: u32, pd: PdId, addr: u64, len: u64, 
     let expected = model.translate(key, pd, addr, len, needs);
     let found = table.translate(key, pd, addr, len, needs).map(|segments| {
         assert_eq!(segments.bytes(), len);
-        let segments: Vec<Segment> = segments.collect();
+        let mut folded = Vec::new();
+        segments.clone().for_each(|segment| folded.push(segment));
+        let mut one_by_one = Vec::new();
+        for segment in segments {
+            one_by_one.push(segment);
+        }
+        assert_eq!(folded, one_by_one);
+        let segments = folded;
         assert!(segments.iter().all(|segment| segment.len > 0));
         let mergeable = |pair: &[Segment]| pair[0].owner == pair[1].owner && pair[0].addr + pair[0].len == pair[1].addr;
         assert!(!segments.windows(2).any(mergeable), "runs that continue each other were not merged: {segments:?}");

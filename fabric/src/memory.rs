@@ -176,7 +176,7 @@ impl Memory {
     }
 
     fn space(&mut self, segment: Segment) -> Result<&mut Space, DmaError> {
-        let Owner::Host(MemId(id)) = segment.owner;
+        let MemId(id) = segment.owner.space();
         let space = self.spaces.get_mut(id as usize).ok_or(DmaError(segment))?;
         // A space that nobody uses is registered with one byte.
         if segment.addr + segment.len > space.len { Err(DmaError(segment)) } else { Ok(space) }
@@ -184,7 +184,7 @@ impl Memory {
 
     fn place(&mut self, segment: Segment, bytes: &[u8]) -> Result<(), DmaError> {
         let payload = self.payload;
-        let Owner::Host(id) = segment.owner;
+        let id = segment.owner.space();
         let space = self.space(segment)?;
         if payload == Payload::Real {
             space.bytes[segment.addr as usize..][..bytes.len()].copy_from_slice(bytes);
@@ -217,7 +217,7 @@ impl Dma for Memory {
     fn gather(&mut self, pieces: &[Piece], buf: &mut [u8]) -> Result<(), DmaError> {
         let payload = self.payload;
         for &Piece { segment, at } in pieces {
-            let Owner::Host(id) = segment.owner;
+            let id = segment.owner.space();
             let space = self.space(segment)?;
             let (start, len) = (segment.addr as usize, segment.len as usize);
             let target = &mut buf[at..at + len];

@@ -15,7 +15,7 @@ struct PlainMemory(Vec<Vec<u8>>);
 
 impl PlainMemory {
     fn slice(&mut self, segment: Segment) -> Result<&mut [u8], DmaError> {
-        let Owner::Host(MemId(id)) = segment.owner;
+        let MemId(id) = segment.owner.space();
         let (start, end) = (segment.addr as usize, (segment.addr + segment.len) as usize);
         self.0[id as usize].get_mut(start..end).ok_or(DmaError(segment))
     }
@@ -40,7 +40,7 @@ impl Dma for PlainMemory {
 
     fn copy(&mut self, from: &[Segment], to: &[Segment]) -> Result<(), DmaError> {
         // Both lists have one segment here, of different owners.
-        let (Owner::Host(a), Owner::Host(b)) = (from[0].owner, to[0].owner);
+        let (a, b) = (from[0].owner.space(), to[0].owner.space());
         let [source, target] = self.0.get_disjoint_mut([a.0 as usize, b.0 as usize]).map_err(|_| DmaError(from[0]))?;
         let (at, to, len) = (from[0].addr as usize, to[0].addr as usize, from[0].len as usize);
         target[to..to + len].copy_from_slice(&source[at..at + len]);

@@ -29,7 +29,7 @@ impl SimMemory {
     }
 
     fn slice(&mut self, segment: Segment) -> Result<&mut [u8], DmaError> {
-        let Owner::Host(id) = segment.owner;
+        let id = segment.owner.space();
         let (start, len) = (segment.addr as usize, segment.len as usize);
         self.spaces.get_mut(&id.0).and_then(|space| space.get_mut(start..start + len)).ok_or(DmaError(segment))
     }

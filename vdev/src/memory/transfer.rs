@@ -9,7 +9,7 @@ use super::mapping::SharedMapping;
 use super::process::{Direction, Process, Stopped};
 use super::reaching::Reaching;
 use super::slab::{Memory, Slab};
-use emtt::{MemId, Owner, Segment};
+use emtt::{MemId, Segment};
 use pvdma::Region;
 use rnic::{AtomicOp, Dma, DmaError, Piece};
 use std::sync::Arc;
@@ -143,7 +143,7 @@ impl Default for Memories {
 /// Finds the memory and checks the bounds of mapped memory: segments come from the core, which knows nothing of its size.
 #[inline]
 fn site<'a>(slab: &'a Slab, segment: &Segment) -> Result<Site<'a>, DmaError> {
-    let Owner::Host(id) = segment.owner;
+    let id = segment.owner.space();
     match slab.get(id) {
         Some(Memory::Process(process)) => Ok(Site::Process(process, segment.addr)),
         Some(Memory::Mapped { base, len, .. }) if segment.addr.checked_add(segment.len).is_some_and(|end| end <= *len) => {
@@ -365,7 +365,7 @@ impl Dma for Memories {
     fn copy(&mut self, from: &[Segment], to: &[Segment]) -> Result<(), DmaError> {
         let (mut from, mut to) = (Cursor::new(from), Cursor::new(to));
         while let (Some(source), Some(target)) = (from.rest(), to.rest()) {
-            let (Owner::Host(source_id), Owner::Host(target_id)) = (source.owner, target.owner);
+            let (source_id, target_id) = (source.owner.space(), target.owner.space());
             match (site(&self.slab, &source)?, site(&self.slab, &target)?) {
                 (_, Site::Null) => {
                     let bytes = source.len.min(target.len);

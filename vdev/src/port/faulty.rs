@@ -2,6 +2,7 @@
 //! seed. Faults strike single packets, on the receiving side, so that a burst as sent stays as the sender's ICRC assumes.
 
 use super::{Arrival, Burst, Port, PortCounters, ReceiveBuffers};
+use roce::rng::Rng;
 use std::os::fd::BorrowedFd;
 
 /// Longest way that a packet is moved back, in packets.
@@ -82,7 +83,7 @@ pub struct FaultyPort<P> {
 #[derive(Debug)]
 struct Victims {
     faults: Faults,
-    state: u64,
+    random: Rng,
     held: Vec<Held>,
 }
 
@@ -97,21 +98,13 @@ struct Held {
 impl<P: Port> FaultyPort<P> {
     /// Wraps `inner`.
     pub fn new(inner: P, faults: Faults) -> FaultyPort<P> {
-        FaultyPort { inner, victims: Victims { faults, state: faults.seed, held: Vec::new() } }
+        FaultyPort { inner, victims: Victims { faults, random: Rng::new(faults.seed), held: Vec::new() } }
     }
 }
 
 impl Victims {
-    /// The next number of the sequence (SplitMix64).
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
     fn strikes(&mut self, rate: f64) -> bool {
-        ((self.next() >> 11) as f64) < rate * (1u64 << 53) as f64
+        ((self.random.next_u64() >> 11) as f64) < rate * (1u64 << 53) as f64
     }
 
     fn packet(&mut self, arrival: &Arrival, bytes: &[u8], deliver: &mut dyn FnMut(&Arrival, &[u8])) {
@@ -122,14 +115,14 @@ impl Victims {
             let mut damage = Vec::new();
             let bytes = if damaged {
                 damage.extend_from_slice(bytes);
-                let bit = self.next() as usize % (bytes.len() * 8);
+                let bit = self.random.next_u64() as usize % (bytes.len() * 8);
                 damage[bit / 8] ^= 1 << (bit % 8);
                 &damage
             } else {
                 bytes
             };
             if late {
-                let wait = 1 + self.next() % MAX_DELAY;
+                let wait = 1 + self.random.next_u64() % MAX_DELAY;
                 self.held.push(Held { arrival: *arrival, bytes: bytes.to_vec(), wait });
             } else {
                 deliver(arrival, bytes);
@@ -195,7 +188,7 @@ mod tests {
 
     /// Sends 10,000 packets through and returns what came out.
     fn through(faults: Faults) -> Vec<Vec<u8>> {
-        let mut victims = Victims { faults, state: faults.seed, held: Vec::new() };
+        let mut victims = Victims { faults, random: Rng::new(faults.seed), held: Vec::new() };
         let arrival = Arrival { src: std::net::Ipv4Addr::LOCALHOST.into(), src_port: 1, segment_len: 8, congested: false };
         let mut out = Vec::new();
         let mut deliver = |_: &Arrival, bytes: &[u8]| out.push(bytes.to_vec());
