@@ -29,6 +29,10 @@ counters! {
         sent_bytes,
         /// Bytes of packets that reached a queue pair, BTH to ICRC.
         rcvd_bytes,
+        /// Data packets handed out of connections that use many paths, those sent again included.
+        sent_spray_pkts,
+        /// Times that a connection left a path from which nothing came back.
+        left_path,
         /// Bytes that this device's requests moved over the local path.
         local_bytes,
         /// Messages that this device's requests moved over the local path.
@@ -63,7 +67,7 @@ counters! {
         send_err,
         /// Congestion notification packets received.
         rcvd_cnp,
-        /// Packets received with a congestion mark in the BTH.
+        /// Packets received with a congestion mark, in the IP header or the BTH.
         rcvd_ecn,
         /// Responses that fit no outstanding request.
         stray_response,

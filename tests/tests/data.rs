@@ -128,6 +128,11 @@ fn links(paths: [&str; 2], used: usize) {
         pair.lose_silently(in_use()[0]);
     });
     assert!(in_use().len() > 1, "data went over the links {:?} only", in_use());
+    for (daemon, device) in [(&server, "a"), (&client, "b")] {
+        let counters = daemon.device(device)["counters"].clone();
+        println!("counters: {counters}");
+        assert_eq!(counters["sent_spray_pkts"] != 0, paths == ["16", "16"], "{device} with {paths:?} paths: {counters}");
+    }
 }
 
 #[test]

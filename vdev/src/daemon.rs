@@ -59,7 +59,8 @@ impl DaemonConfig {
             policy: Policy::Mixed,
             paths: self.paths,
             window: WINDOW,
-            law: Law::Nscc,
+            // The other one takes delays of processors for those of a network, and halves a connection's rate on a busy machine.
+            law: Law::Proportional,
             // A peer on a busy machine may be off its processor for a while.
             loss: LossLimits { rto_floor: Duration::from_millis(2), ..LossLimits::default() },
             agreed: false,

@@ -140,8 +140,9 @@ impl Qp {
 
     /// Nothing comes back from where packets go: from now on they leave from another UDP source port, which switches' ECMP hash
     /// sends another way if there is one (as protective reroute, SIGCOMM 2023, does with the flow label). Peers do not look at it.
-    pub fn leave_path(&mut self) {
+    pub fn leave_path(&mut self, shared: &mut Shared) {
         if let Path::Wire(flow) = &mut self.path {
+            shared.count(self.device, |counters| counters.left_path += 1);
             let entropy = roce::rng::mix(u64::from(self.qpn.get()) << 16 | u64::from(flow.src_port));
             flow.src_port = source_port(entropy);
         }

@@ -224,7 +224,7 @@ impl Qp {
         let psn = headers.bth.psn;
         // Once is a lost answer; a peer that begins again and has got nothing still is not reached from here.
         if self.resp.repeated.replace(psn).is_some_and(|before| psn.distance_from(before) <= 0) {
-            self.leave_path();
+            self.leave_path(shared);
         }
         let kind = match headers.bth.opcode.kind() {
             Kind::Send | Kind::Write => {

@@ -424,7 +424,7 @@ impl Qp {
             self.req.retries += 1;
         }
         if wait == Wait::Ack {
-            self.leave_path();
+            self.leave_path(shared);
             self.go_back(shared);
         }
         self.schedule(shared);

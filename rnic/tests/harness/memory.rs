@@ -1,6 +1,6 @@
 //! Simulated memory: one byte vector per memory space, any of which can be taken away.
 
-use emtt::{MemId, Owner, Segment};
+use emtt::{MemId, Segment};
 use rnic::{AtomicOp, Dma, DmaError, Piece};
 use std::collections::BTreeMap;
 

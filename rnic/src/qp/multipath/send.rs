@@ -213,10 +213,12 @@ impl Qp {
         }
         packet.emit(buf);
         buf[end..len - ICRC_LEN].fill(0);
+        shared.count(self.device, |counters| {
+            counters.sent_spray_pkts += 1;
+            counters.completer_retry_err += u64::from(!plan.is_new);
+        });
         if plan.is_new {
             self.advance_sprayed(&plan);
-        } else {
-            shared.count(self.device, |counters| counters.completer_retry_err += 1);
         }
         self.rearm(shared, now);
         Some((sent.port, len))
