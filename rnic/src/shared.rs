@@ -89,7 +89,7 @@ impl Shared {
         let src = src.map_or(address.dgid, |gid| *gid).ip();
         // Any function of the two queue pairs' identity serves as entropy; the mix makes all 14 bits depend on it.
         let entropy = roce::rng::mix(u64::from(qpn.get()) << 32 | u64::from(dest_qpn.get()));
-        Flow { src, dst: address.dgid.ip(), src_port: source_port(entropy) }
+        Flow { src, dst: address.dgid.ip(), src_port: 0xC000 | (entropy & 0x3FFF) as u16 }
     }
 
     /// Counts packets that leave a device. False if they do not, as its port is down.
@@ -124,11 +124,6 @@ impl Shared {
     pub fn queue_pair(&self, device: DeviceId, number: Qpn) -> Qpn {
         self.devices.get(device.0).and_then(|device| device.qp_numbers.get(&number)).copied().unwrap_or(number)
     }
-}
-
-/// A UDP source port of the range that RoCEv2 uses.
-pub(crate) fn source_port(entropy: u64) -> u16 {
-    0xC000 | (entropy & 0x3FFF) as u16
 }
 
 /// Lists that the data path fills and empties again; kept so that it does not allocate.

@@ -25,7 +25,7 @@ pub(crate) mod window;
 
 use crate::attr::{AddressVector, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
 use crate::event::AsyncEvent;
-use crate::shared::{Shared, source_port};
+use crate::shared::Shared;
 use crate::srq::Srq;
 use crate::timers::Timer;
 use crate::vendor_err;
@@ -140,11 +140,12 @@ impl Qp {
 
     /// Nothing comes back from where packets go: from now on they leave from another UDP source port, which switches' ECMP hash
     /// sends another way if there is one (as protective reroute, SIGCOMM 2023, does with the flow label). Peers do not look at it.
+    /// The ports of one connection are 16 neighbours, so that a peer that repeats its requests makes the way to the wire keep no
+    /// more than that.
     pub fn leave_path(&mut self, shared: &mut Shared) {
         if let Path::Wire(flow) = &mut self.path {
             shared.count(self.device, |counters| counters.left_path += 1);
-            let entropy = roce::rng::mix(u64::from(self.qpn.get()) << 16 | u64::from(flow.src_port));
-            flow.src_port = source_port(entropy);
+            flow.src_port = flow.src_port & !0xF | flow.src_port.wrapping_add(1) & 0xF;
         }
     }
 
