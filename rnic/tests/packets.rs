@@ -7,7 +7,7 @@ use emtt::Access;
 use harness::*;
 use rnic::*;
 use roce::wire::{AtomicEth, Bth, Headers, NakCode, Opcode as Wire, Reth, Syndrome};
-use roce::{Psn, Qpn, Rkey};
+use roce::{Psn, Qpn, Rkey, Srqn};
 
 fn bth(opcode: Wire, psn: u32, to: &End) -> Headers {
     Headers::new(Bth { ack_req: true, ..Bth::new(opcode, to.qpn, Psn::new(psn)) })
@@ -294,7 +294,9 @@ fn ad_11_silent_drops() {
     let stranger = End { ip: "192.0.2.77".parse().unwrap(), ..a };
     dropped("source address", "bad_address", &|world| world.inject(&stranger, &b, &good, &[0; 4]));
     dropped("short", "malformed", &|world| world.inject_bytes(&a, &b, &[0; 15]));
-    dropped("XRC opcode", "malformed", &|world| world.inject_bytes(&a, &b, &[0xA0; 40]));
+    dropped("RD opcode", "malformed", &|world| world.inject_bytes(&a, &b, &[0x40; 40]));
+    let xrc = Headers { xrceth: Some(Srqn::new(1)), ..request(Wire::XrcSendOnly, 1000, &b, 4) };
+    dropped("XRC opcode", "bad_service", &|world| world.inject(&a, &b, &xrc, &[0; 4]));
     dropped("unknown opcode", "malformed", &|world| {
         let mut bytes = [0; 40];
         bytes[0] = 0x1F;

@@ -36,6 +36,29 @@ impl fmt::Display for Qpn {
     }
 }
 
+/// The number of a shared receive queue, by which requests of extended reliable connections name it: 24 bits (IBA annex A14.3,
+/// XRCETH).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Srqn(u32);
+
+impl Srqn {
+    /// The low 24 bits of `raw`; higher bits are dropped, as a header field would drop them.
+    pub const fn new(raw: u32) -> Self {
+        Srqn(raw & 0xFF_FFFF)
+    }
+
+    /// The number, below 2^24.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Srqn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SRQ {:#08x}", self.0)
+    }
+}
+
 /// A local memory key: names a region in the scatter/gather entries of the owner's own work requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Lkey(pub u32);
@@ -109,8 +132,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn qpn_keeps_24_bits() {
+    fn numbers_keep_24_bits() {
         assert_eq!(Qpn::new(0xAB12_3456).get(), 0x12_3456);
+        assert_eq!(Srqn::new(0xAB12_3456).get(), 0x12_3456);
     }
 
     #[test]

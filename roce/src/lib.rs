@@ -1,6 +1,6 @@
 //! RoCEv2 bytes, and the vocabulary that every other crate speaks.
 //!
-//! Owns: identifiers ([`Qpn`], [`Lkey`], [`Rkey`], [`Gid`]), packet sequence numbers ([`Psn`]), time as plain data
+//! Owns: identifiers ([`Qpn`], [`Srqn`], [`Lkey`], [`Rkey`], [`Gid`]), packet sequence numbers ([`Psn`]), time as plain data
 //! ([`Instant`]), seeded random numbers ([`rng`]), path MTUs ([`Mtu`]) and, in [`wire`], parsing and emitting of packets with their invariant CRC.
 //! Never: queue-pair state, sockets, clocks.
 //!
@@ -17,7 +17,7 @@ pub mod rng;
 mod time;
 pub mod wire;
 
-pub use id::{Gid, Lkey, Qpn, Rkey};
+pub use id::{Gid, Lkey, Qpn, Rkey, Srqn};
 pub use mtu::Mtu;
 pub use psn::Psn;
 pub use time::Instant;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use roce::wire::{
     Aeth, AtomicEth, BTH_LEN, Bth, Deth, Headers, ICRC_LEN, Kind, NakCode, Opcode, Reth, Service, Syndrome, WireError,
 };
-use roce::{Psn, Qpn, Rkey};
+use roce::{Psn, Qpn, Rkey, Srqn};
 
 fn syndrome() -> impl Strategy<Value = Syndrome> {
     prop_oneof![
@@ -35,6 +35,7 @@ prop_compose! {
         let bth = Bth { solicited: flags[0], mig_req: flags[1], pad: Bth::pad_for(payload.len()), pkey, fecn: flags[2], becn: flags[3], ack_req: flags[4], ..Bth::new(opcode, Qpn::new(dest_qpn), Psn::new(psn)) };
         let headers = Headers {
             bth,
+            xrceth: opcode.has_xrceth().then_some(Srqn::new(length)),
             reth: opcode.has_reth().then_some(Reth { va, rkey: Rkey(key), length }),
             aeth: opcode.has_aeth().then_some(Aeth { syndrome, msn }),
             atomic: opcode.has_atomic().then_some(AtomicEth { va, rkey: Rkey(key), swap_add: first, compare: second }),
@@ -98,6 +99,9 @@ proptest! {
             // All but the reserved bits.
             bytes[4] &= 0xC0;
             bytes[8] &= 0x80;
+            if headers.xrceth.is_some() {
+                bytes[BTH_LEN] = 0;
+            }
             if headers.deth.is_some() {
                 bytes[BTH_LEN + 4] = 0;
             }
@@ -157,6 +161,30 @@ fn header_lengths() {
         (0x64, 20),
         (0x65, 24),
         (0x81, 12),
+        // XRC: requests are 4 bytes longer than those of RC
+        (0xA0, 16),
+        (0xA1, 16),
+        (0xA2, 16),
+        (0xA3, 20),
+        (0xA4, 16),
+        (0xA5, 20),
+        (0xB6, 20),
+        (0xB7, 20),
+        (0xA6, 32),
+        (0xA7, 16),
+        (0xA8, 16),
+        (0xA9, 20),
+        (0xAA, 32),
+        (0xAB, 36),
+        (0xAC, 32),
+        (0xAD, 16),
+        (0xAE, 12),
+        (0xAF, 16),
+        (0xB0, 16),
+        (0xB1, 16),
+        (0xB2, 24),
+        (0xB3, 44),
+        (0xB4, 44),
     ];
     assert_eq!(Opcode::ALL.len(), lengths.len());
     for (code, len) in lengths {
@@ -172,7 +200,7 @@ fn other_opcodes_are_refused() {
         let mut bytes = emit(&Headers::new(bth(Opcode::RcSendOnly)), &[0; 64]);
         bytes[0] = code;
         let expected = match code {
-            0x40..=0x5F | 0xA0..=0xBF => WireError::UnsupportedService(code),
+            0x40..=0x5F => WireError::UnsupportedService(code),
             _ => WireError::UnknownOpcode(code),
         };
         assert_eq!(Headers::parse(&bytes), Err(expected));
@@ -221,6 +249,7 @@ fn opcode_properties() {
             Service::Rc => "Rc",
             Service::Uc => "Uc",
             Service::Ud => "Ud",
+            Service::Xrc => "Xrc",
             Service::Cnp => "Cnp",
         };
         assert!(name.starts_with(service), "{name}");
@@ -232,6 +261,12 @@ fn opcode_properties() {
         assert_eq!(opcode.has_ieth(), name.contains("Invalidate"), "{name}");
         assert_eq!(opcode.is_response(), name.contains("Response") || name.contains("Ack"), "{name}");
         assert_eq!(opcode.kind() == Kind::Write, name.contains("Write"), "{name}");
+        assert_eq!(opcode.has_xrceth(), service == "Xrc" && !opcode.is_response(), "{name}");
+        if service == "Rc" {
+            let extended = opcode.of_service(Service::Xrc);
+            assert_eq!(format!("{extended:?}"), format!("X{}", name.to_lowercase().split_at(1).0) + &name[1..], "{name}");
+            assert_eq!((extended.kind(), extended.position()), (opcode.kind(), opcode.position()), "{name}");
+        }
     }
 }
 

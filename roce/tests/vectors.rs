@@ -7,7 +7,7 @@ mod ip;
 use ip::IpPacket;
 use roce::wire::icrc::{self, Ipv4Fields, Prefix};
 use roce::wire::{Aeth, AtomicEth, Bth, Deth, Headers, ICRC_LEN, Opcode, Reth, Syndrome};
-use roce::{Psn, Qpn, Rkey};
+use roce::{Psn, Qpn, Rkey, Srqn};
 
 fn packets() -> Vec<(&'static str, IpPacket)> {
     let files = [include_str!("vectors/packets.txt"), include_str!("vectors/rxe.txt")];
@@ -113,6 +113,26 @@ fn expected(name: &str) -> (Headers, Vec<u8>) {
             let payload = (0..256_u32).map(|i| ((7 * i + 3) % 256) as u8).collect();
             (Headers::new(bth(Opcode::UcWriteMiddle, 0x1234, 3)), payload)
         }
+        "v4_xrc_send_first_256" => {
+            let payload = (0..=255_u8).map(|i| i ^ 0x55).collect();
+            let bth = bth(Opcode::XrcSendFirst, 0x1234, 5);
+            (Headers { xrceth: Some(Srqn::new(0xAB_CDEF)), ..Headers::new(bth) }, payload)
+        }
+        "v4_xrc_write_only_with_imm" => {
+            let bth = Bth { ack_req: true, ..bth(Opcode::XrcWriteOnlyWithImm, 0x1234, 6) };
+            let reth = Some(Reth { va: 0x7F00_1122_3344, rkey: Rkey(0x0102_0304), length: 8 });
+            let xrceth = Some(Srqn::new(0x12));
+            (Headers { xrceth, reth, imm: Some([1, 2, 3, 4]), ..Headers::new(bth) }, (0..8).collect())
+        }
+        "v6_xrc_fetch_add" => {
+            let bth = Bth { ack_req: true, ..bth(Opcode::XrcFetchAdd, 0x1234, 7) };
+            let atomic = Some(AtomicEth { va: 0x2000, rkey: Rkey(0xAABB_CCDD), swap_add: 1, compare: 0 });
+            (Headers { xrceth: Some(Srqn::new(0xFF_FFFE)), atomic, ..Headers::new(bth) }, vec![])
+        }
+        "v6_xrc_ack" => {
+            let aeth = Some(Aeth { syndrome: Syndrome::Ack { credits: 31 }, msn: 9 });
+            (Headers { aeth, ..Headers::new(bth(Opcode::XrcAck, 0x1234, 8)) }, vec![])
+        }
         _ => panic!("no expectation for {name}"),
     }
 }
@@ -120,7 +140,7 @@ fn expected(name: &str) -> (Headers, Vec<u8>) {
 #[test]
 fn headers_and_payload() {
     let packets = packets();
-    assert_eq!(packets.len(), 19);
+    assert_eq!(packets.len(), 23);
     for (name, packet) in packets {
         let (headers, payload) = expected(name);
         let bytes = packet.udp_payload();

@@ -119,5 +119,5 @@ impl RawPeer {
 
 /// Headers with nothing but the base transport header.
 pub fn headers(bth: Bth) -> Headers {
-    Headers { bth, reth: None, aeth: None, atomic: None, atomic_ack: None, imm: None, ieth: None, deth: None }
+    Headers::new(bth)
 }

@@ -116,10 +116,11 @@ fn packets_that_make_no_sense_are_dropped_and_counted() {
     };
     scene.is_dropped("transport version 1", &varied(1, good[1] | 1));
     scene.is_dropped("partition 0x7FFE", &varied(3, 0xFE));
-    for opcode in [0x1F, 0x40, 0xA0, 0xC0, 0xFF] {
+    for opcode in [0x1F, 0x40, 0xBF, 0xC0, 0xFF] {
         scene.is_dropped(&format!("opcode {opcode:#x} of a service that is not there"), &varied(0, opcode));
     }
     scene.is_dropped("an opcode of UC on an RC queue pair", &varied(0, 0x2A));
+    scene.is_dropped("an opcode of XRC on an RC queue pair", &varied(0, 0xAA));
     scene.is_dropped("an unknown queue pair", &varied(6, good[6] ^ 0x55));
     scene.is_dropped(
         "an ICRC that is wrong",

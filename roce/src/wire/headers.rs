@@ -2,7 +2,7 @@
 
 use super::opcode::ext;
 use super::{Aeth, AtomicEth, BTH_LEN, Bth, Deth, ICRC_LEN, Opcode, Reth, WireError};
-use crate::Rkey;
+use crate::{Rkey, Srqn};
 use core::ops::Range;
 
 /// The headers between UDP and payload: BTH and whatever extension headers its opcode demands. A field is `Some` exactly
@@ -11,6 +11,8 @@ use core::ops::Range;
 pub struct Headers {
     /// Base transport header.
     pub bth: Bth,
+    /// XRCETH: the shared receive queue that a request of an extended reliable connection names.
+    pub xrceth: Option<Srqn>,
     /// WRITE first and only, READ request.
     pub reth: Option<Reth>,
     /// Acknowledges, and READ responses except middle ones.
@@ -30,7 +32,7 @@ pub struct Headers {
 impl Headers {
     /// A BTH without extension headers; to be completed with those that the opcode demands.
     pub const fn new(bth: Bth) -> Headers {
-        Headers { bth, reth: None, aeth: None, atomic: None, atomic_ack: None, imm: None, ieth: None, deth: None }
+        Headers { bth, xrceth: None, reth: None, aeth: None, atomic: None, atomic_ack: None, imm: None, ieth: None, deth: None }
     }
 
     /// Bytes that [`Headers::emit`] writes.
@@ -45,7 +47,8 @@ impl Headers {
 
     fn extensions(&self) -> u8 {
         let bit = |present, bit| if present { bit } else { 0 };
-        bit(self.deth.is_some(), ext::DETH)
+        bit(self.xrceth.is_some(), ext::XRC)
+            | bit(self.deth.is_some(), ext::DETH)
             | bit(self.reth.is_some(), ext::RETH)
             | bit(self.aeth.is_some(), ext::AETH)
             | bit(self.atomic.is_some(), ext::ATOMIC)
@@ -70,6 +73,9 @@ impl Headers {
         let len = self.len();
         let mut rest = &mut buf[..len];
         self.bth.emit(opcode.code(), take_mut(&mut rest));
+        if let Some(srqn) = self.xrceth {
+            *take_mut(&mut rest) = srqn.get().to_be_bytes();
+        }
         if let Some(deth) = &self.deth {
             deth.emit(take_mut(&mut rest));
         }
@@ -124,6 +130,9 @@ impl Headers {
         let mut headers = Headers::new(bth);
         let set = opcode.extensions();
         let short = truncated(start + trailer);
+        if set & ext::XRC != 0 {
+            headers.xrceth = Some(Srqn::new(u32::from_be_bytes(*take(&mut rest).ok_or(short)?)));
+        }
         if set & ext::DETH != 0 {
             headers.deth = Some(Deth::parse(take(&mut rest).ok_or(short)?));
         }

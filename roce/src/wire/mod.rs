@@ -5,7 +5,7 @@
 //! Parsing takes any byte string without panicking and without allocation; emitting panics only on values that no correct
 //! caller can build. Never: queue pair state; whether a packet makes sense for a connection is not decided here.
 //!
-//! Sources: IBA 9.2 to 9.6 (transport headers), annex A17 (RoCEv2), chapters 12 and 13 (communication
+//! Sources: IBA 9.2 to 9.6 (transport headers), annex A14 (extended reliable connections), annex A17 (RoCEv2), chapters 12 and 13 (communication
 //! management, management datagrams), annex A11 (IP addresses in it).
 
 mod aeth;
@@ -38,8 +38,8 @@ pub const UDP_PORT: u16 = 4791;
 pub const BTH_LEN: usize = 12;
 /// Bytes of the invariant CRC at the end of each packet.
 pub const ICRC_LEN: usize = 4;
-/// Bytes of the largest header that [`Headers::emit`] can write: BTH and AtomicETH.
-pub const MAX_HEADERS_LEN: usize = BTH_LEN + AtomicEth::LEN;
+/// Bytes of the largest header that [`Headers::emit`] can write: BTH, XRCETH and AtomicETH.
+pub const MAX_HEADERS_LEN: usize = BTH_LEN + 4 + AtomicEth::LEN;
 
 /// Why a packet is not well formed. A receiver drops such packets silently and counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +64,7 @@ pub enum WireError {
     /// An opcode that the architecture does not define, or an extension that is not supported.
     #[error("unknown opcode {0:#04x}")]
     UnknownOpcode(u8),
-    /// An opcode of the reliable datagram or XRC service.
+    /// An opcode of the reliable datagram service.
     #[error("opcode {0:#04x} belongs to an unsupported transport service")]
     UnsupportedService(u8),
     /// A reserved AETH syndrome.

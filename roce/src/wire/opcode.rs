@@ -1,4 +1,4 @@
-//! BTH opcodes: which exist, and what each demands (IBA 9.2.1, table 38; annex A17.9.2 for CNP).
+//! BTH opcodes: which exist, and what each demands (IBA 9.2.1, table 38; annex A14.3 for XRC, A17.9.2 for CNP).
 
 use super::{AtomicEth, BTH_LEN, Deth, Reth, WireError};
 
@@ -11,6 +11,8 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// Extended reliable connection.
+    Xrc,
     /// Congestion notification, which belongs to no service.
     Cnp,
 }
@@ -51,7 +53,7 @@ pub enum Position {
     Only,
 }
 
-/// Extension headers, as a set of bits in the order in which they follow the BTH.
+/// Extension headers, as a set of bits in the order in which they follow the BTH, but for the XRCETH, which comes first.
 pub(super) mod ext {
     pub const DETH: u8 = 1;
     pub const RETH: u8 = 1 << 1;
@@ -60,6 +62,7 @@ pub(super) mod ext {
     pub const ATOMIC_ACK: u8 = 1 << 4;
     pub const IMM: u8 = 1 << 5;
     pub const IETH: u8 = 1 << 6;
+    pub const XRC: u8 = 1 << 7;
     pub const NONE: u8 = 0;
 }
 
@@ -185,6 +188,52 @@ opcodes! {
     UdSendOnlyWithImm = 0x65: Send Only ext::DETH | ext::IMM;
     /// Congestion notification packet; its payload is 16 reserved bytes.
     Cnp = 0x81: Cnp Only ext::NONE;
+    /// XRC SEND, first.
+    XrcSendFirst = 0xA0: Send First ext::XRC;
+    /// XRC SEND, middle.
+    XrcSendMiddle = 0xA1: Send Middle ext::XRC;
+    /// XRC SEND, last.
+    XrcSendLast = 0xA2: Send Last ext::XRC;
+    /// XRC SEND, last, with immediate data.
+    XrcSendLastWithImm = 0xA3: Send Last ext::XRC | ext::IMM;
+    /// XRC SEND, only.
+    XrcSendOnly = 0xA4: Send Only ext::XRC;
+    /// XRC SEND, only, with immediate data.
+    XrcSendOnlyWithImm = 0xA5: Send Only ext::XRC | ext::IMM;
+    /// XRC WRITE, first.
+    XrcWriteFirst = 0xA6: Write First ext::XRC | ext::RETH;
+    /// XRC WRITE, middle.
+    XrcWriteMiddle = 0xA7: Write Middle ext::XRC;
+    /// XRC WRITE, last.
+    XrcWriteLast = 0xA8: Write Last ext::XRC;
+    /// XRC WRITE, last, with immediate data.
+    XrcWriteLastWithImm = 0xA9: Write Last ext::XRC | ext::IMM;
+    /// XRC WRITE, only.
+    XrcWriteOnly = 0xAA: Write Only ext::XRC | ext::RETH;
+    /// XRC WRITE, only, with immediate data.
+    XrcWriteOnlyWithImm = 0xAB: Write Only ext::XRC | ext::RETH | ext::IMM;
+    /// XRC READ request.
+    XrcReadRequest = 0xAC: ReadRequest Only ext::XRC | ext::RETH;
+    /// XRC READ response, first.
+    XrcReadResponseFirst = 0xAD: ReadResponse First ext::AETH;
+    /// XRC READ response, middle.
+    XrcReadResponseMiddle = 0xAE: ReadResponse Middle ext::NONE;
+    /// XRC READ response, last.
+    XrcReadResponseLast = 0xAF: ReadResponse Last ext::AETH;
+    /// XRC READ response, only.
+    XrcReadResponseOnly = 0xB0: ReadResponse Only ext::AETH;
+    /// XRC acknowledge.
+    XrcAck = 0xB1: Ack Only ext::AETH;
+    /// XRC acknowledge of an atomic.
+    XrcAtomicAck = 0xB2: AtomicAck Only ext::AETH | ext::ATOMIC_ACK;
+    /// XRC compare-and-swap.
+    XrcCompareSwap = 0xB3: CompareSwap Only ext::XRC | ext::ATOMIC;
+    /// XRC fetch-and-add.
+    XrcFetchAdd = 0xB4: FetchAdd Only ext::XRC | ext::ATOMIC;
+    /// XRC SEND, last, with invalidate.
+    XrcSendLastWithInvalidate = 0xB6: Send Last ext::XRC | ext::IETH;
+    /// XRC SEND, only, with invalidate.
+    XrcSendOnlyWithInvalidate = 0xB7: Send Only ext::XRC | ext::IETH;
 }
 
 impl Opcode {
@@ -197,8 +246,8 @@ impl Opcode {
     pub(super) const fn decode(code: u8) -> Result<Opcode, WireError> {
         match Opcode::from_code(code) {
             Some(opcode) => Ok(opcode),
-            // Upper three bits 010 are the reliable datagram service, 101 XRC.
-            None if code >> 5 == 0b010 || code >> 5 == 0b101 => Err(WireError::UnsupportedService(code)),
+            // Upper three bits 010 are the reliable datagram service.
+            None if code >> 5 == 0b010 => Err(WireError::UnsupportedService(code)),
             None => Err(WireError::UnknownOpcode(code)),
         }
     }
@@ -209,19 +258,22 @@ impl Opcode {
             0b000 => Service::Rc,
             0b001 => Service::Uc,
             0b011 => Service::Ud,
+            0b101 => Service::Xrc,
             _ => Service::Cnp,
         }
     }
 
-    /// The SEND or WRITE of reliable connections, as another connected service has it.
+    /// The operation of reliable connections, as another connected service has it.
     ///
     /// # Panics
     /// If the service has no such operation: a fault of the caller.
     pub fn of_service(self, service: Service) -> Opcode {
-        match service {
-            Service::Uc => Opcode::from_code(self.code() | 0b001 << 5).expect("unreliable connections have it"),
-            _ => self,
-        }
+        let service = match service {
+            Service::Uc => 0b001,
+            Service::Xrc => 0b101,
+            Service::Rc | Service::Ud | Service::Cnp => return self,
+        };
+        Opcode::from_code(self.code() | service << 5).expect("the service has it")
     }
 
     /// Whether this is the first of several packets.
@@ -264,6 +316,11 @@ impl Opcode {
         matches!(self.kind(), Kind::Send | Kind::Write | Kind::ReadResponse | Kind::Cnp)
     }
 
+    /// Whether an XRCETH follows, right behind the BTH.
+    pub const fn has_xrceth(self) -> bool {
+        self.extensions() & ext::XRC != 0
+    }
+
     /// Whether a DETH follows.
     pub const fn has_deth(self) -> bool {
         self.extensions() & ext::DETH != 0
@@ -304,6 +361,9 @@ impl Opcode {
         let mut len = BTH_LEN;
         let set = self.extensions();
         // Not a loop over a table: these are constants, and the compiler turns the whole into a lookup by opcode.
+        if set & ext::XRC != 0 {
+            len += 4;
+        }
         if set & ext::DETH != 0 {
             len += Deth::LEN;
         }

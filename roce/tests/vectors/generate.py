@@ -51,3 +51,11 @@ show("v6_send_only_with_invalidate", v6(hlim=64), 0xC005,
      dict(opcode=0x17, dqpn=0x1234, psn=9, ackreq=1), struct.pack("!I", 0xCAFEF00D) + b"data")
 show("v6_uc_write_middle_256", v6(tc=1, fl=0xFFFFF), 0xC003,
      dict(opcode=0x27, dqpn=0x1234, psn=3), bytes(7 * i + 3 & 255 for i in range(256)))
+show("v4_xrc_send_first_256", v4(id=2, flags="DF"), 0xC006,
+     dict(opcode=0xA0, dqpn=0x1234, psn=5), struct.pack("!I", 0xABCDEF) + bytes(i ^ 0x55 for i in range(256)))
+show("v4_xrc_write_only_with_imm", v4(id=3, flags="DF"), 0xC007,
+     dict(opcode=0xAB, dqpn=0x1234, psn=6, ackreq=1),
+     struct.pack("!IQII", 0x12, 0x7F0011223344, 0x01020304, 8) + b"\1\2\3\4" + bytes(range(8)))
+show("v6_xrc_fetch_add", v6(), 0xC008,
+     dict(opcode=0xB4, dqpn=0x1234, psn=7, ackreq=1), struct.pack("!IQIQQ", 0xFFFFFE, 0x2000, 0xAABBCCDD, 1, 0))
+show("v6_xrc_ack", v6(), 0xC009, dict(opcode=0xB1, dqpn=0x1234, psn=8), bytes([0x1F, 0, 0, 9]))
