@@ -131,7 +131,7 @@ impl Sim {
                 (SendOp::Read { remote_addr: source_addr, rkey: source.rkey }, buffer(host.sink.lkey, sink_addr))
             }
         };
-        let request = SendRequest { wr_id, op, flags: SendFlags::empty(), buffers: &buffers[..used] };
+        let request = SendRequest { wr_id, op, flags: SendFlags::empty(), buffers: &buffers[..used], srqn: None };
         let qpn = host.connections[ours as usize].qpn;
         match host.rnic.post_send(now, qpn, &request) {
             Ok(()) => {}

@@ -96,7 +96,7 @@ impl Pair {
     fn post(&mut self, op: impl Fn(&End) -> SendOp, len: u32) {
         let (end, peer) = (&self.ends[0], &self.ends[1]);
         let buffers = [LocalBuffer::Keyed { lkey: end.mr.lkey, addr: 64, len }];
-        let request = SendRequest { wr_id: 1, op: op(peer), flags: SendFlags::empty(), buffers: &buffers };
+        let request = SendRequest { wr_id: 1, op: op(peer), flags: SendFlags::empty(), buffers: &buffers, srqn: None };
         self.nics[end.nic].post_send(Instant::ZERO, end.qpn, &request).unwrap();
     }
 

@@ -4,6 +4,7 @@ use crate::work::{CqId, SrqId};
 use alloc::vec::Vec;
 use bitflags::bitflags;
 use emtt::Access;
+use roce::wire::Service;
 use roce::{Gid, Mtu, Psn, Qpn};
 
 /// What a new device starts with.
@@ -53,6 +54,31 @@ pub enum QpType {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
+    /// Extended reliable connection, the end that sends.
+    XrcSend = 9,
+    /// Extended reliable connection, the end that receives.
+    XrcRecv = 10,
+}
+
+impl QpType {
+    /// The type of the queue pair at the other end.
+    pub(crate) fn of_peer(self) -> QpType {
+        match self {
+            QpType::XrcSend => QpType::XrcRecv,
+            QpType::XrcRecv => QpType::XrcSend,
+            QpType::Rc | QpType::Uc | QpType::Ud => self,
+        }
+    }
+
+    /// The service that its packets are of.
+    pub(crate) fn service(self) -> Service {
+        match self {
+            QpType::Rc => Service::Rc,
+            QpType::Uc => Service::Uc,
+            QpType::Ud => Service::Ud,
+            QpType::XrcSend | QpType::XrcRecv => Service::Xrc,
+        }
+    }
 }
 
 /// Queue sizes.
@@ -73,13 +99,13 @@ pub struct QpCaps {
 /// What a new queue pair is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInit {
-    /// Transport service.
+    /// Transport service; any but [`QpType::XrcRecv`], for which there is [`Rnic::create_xrc_target`](crate::Rnic::create_xrc_target).
     pub qp_type: QpType,
     /// Where send completions go.
     pub send_cq: CqId,
-    /// Where receive completions go.
+    /// Where receive completions go. [`QpType::XrcSend`] has none, and this is used nevertheless: `send_cq` will do.
     pub recv_cq: CqId,
-    /// Where receives come from instead of a queue of its own.
+    /// Where receives come from instead of a queue of its own; not with [`QpType::XrcSend`].
     pub srq: Option<SrqId>,
     /// Queue sizes, within the device's limits; those of receives mean nothing with a shared receive queue.
     pub caps: QpCaps,

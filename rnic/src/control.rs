@@ -1,6 +1,6 @@
 //! Control calls: protection domains, regions, completion queues and queue pairs. Every call either succeeds or changes nothing.
 
-use crate::attr::{QpAttr, QpAttrMask, QpCaps, QpInit, QpState};
+use crate::attr::{QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
 use crate::cq::Cq;
 use crate::device::{Pd, device_of};
 use crate::error::ControlError;
@@ -158,7 +158,7 @@ impl Rnic {
     /// Ends a completion queue; completions of it that were not polled are dropped.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` while queue pairs complete to it.
+    /// `NotFound`; `Busy` while queue pairs or shared receive queues complete to it.
     pub fn destroy_cq(&mut self, cq: CqId) -> Result<(), ControlError> {
         match self.shared.cqs.get(cq.0) {
             None => Err(ControlError::NotFound("completion queue")),
@@ -193,16 +193,29 @@ impl Rnic {
     /// Makes a queue pair, in state RESET.
     ///
     /// # Errors
-    /// `NotFound` for PD, CQ or SRQ, also if they are of different devices; `Invalid` for sizes above the limits; `Limit`.
+    /// `NotFound` for PD, CQ or SRQ, also if they are of different devices; `Invalid` for sizes above the limits, a type that is not made
+    /// here or has no receives, and a shared receive queue that only requests can name; `Limit`.
     pub fn create_qp(&mut self, pd: PdId, init: QpInit) -> Result<Qpn, ControlError> {
         let device = device_of(self, pd)?;
         let tenant = self.shared.devices.get(device.0).ok_or(ControlError::NotFound("device"))?.tenant;
         check_caps(&init.caps)?;
+        let takes_receives = match init.qp_type {
+            QpType::Rc | QpType::Uc | QpType::Ud => true,
+            QpType::XrcSend => false,
+            QpType::XrcRecv => return Err(ControlError::Invalid("a target is of a domain, not of a protection domain")),
+        };
+        if !takes_receives && (init.srq.is_some() || init.caps.max_recv_wr > 0) {
+            return Err(ControlError::Invalid("an initiator has no receives"));
+        }
         let srq = match init.srq {
             None => None,
             Some(id) => {
                 let srq = self.shared.srqs.get(id.0).filter(|srq| srq.device == device);
-                Some(srq.ok_or(ControlError::NotFound("shared receive queue"))?)
+                let srq = srq.ok_or(ControlError::NotFound("shared receive queue"))?;
+                if srq.extension.is_some() {
+                    return Err(ControlError::Invalid("the shared receive queue is for those whose requests name it"));
+                }
+                Some(srq)
             }
         };
         for cq in [init.send_cq, init.recv_cq] {
@@ -291,13 +304,18 @@ impl Rnic {
     pub fn destroy_qp(&mut self, _now: Instant, qpn: Qpn) -> Result<(), ControlError> {
         let mut qp = self.qps.remove(qpn.get()).ok_or(ControlError::NotFound("queue pair"))?;
         self.shared.timers.forget(qpn, &mut qp.timer);
+        self.shared.events.retain(|event| event.queue_pair() != Some(qpn));
         if qp.number != qpn
             && let Some(device) = self.shared.devices.get_mut(qp.device.0)
         {
             device.qp_numbers.remove(&qp.number);
         }
+        qp.give_receive_back(&mut self.shared);
+        if qp.qp_type == QpType::XrcRecv {
+            self.end_target(&qp);
+            return Ok(());
+        }
         if let Some(srq) = qp.srq {
-            qp.give_receive_back(&mut self.shared);
             self.shared.srq(srq).users -= 1;
         }
         for cq in [qp.send_cq, qp.recv_cq] {
@@ -305,15 +323,14 @@ impl Rnic {
                 entry.users -= 1;
             }
         }
+        self.shared.groups.forget(qpn);
+        self.shared.completions.forget_qp(qpn);
         if let Some(entry) = self.shared.pds.get_mut(qp.pd.0) {
             entry.qps -= 1;
             for &window in &entry.windows {
                 self.shared.table.forget_queue_pair(window, qpn.get());
             }
         }
-        self.shared.groups.forget(qpn);
-        self.shared.completions.forget_qp(qpn);
-        self.shared.events.retain(|event| event.queue_pair() != Some(qpn));
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Completion queues: where completions of many queue pairs wait, in the order in which they came to be, for the front end.
 
-use crate::work::{Completion, CqId, DeviceId};
+use crate::work::{Completion, CqId, DeviceId, SrqId};
 use alloc::collections::VecDeque;
 use roce::Qpn;
 
@@ -10,7 +10,7 @@ pub(crate) struct Cq {
     pub device: DeviceId,
     /// Overrun: completions are dropped.
     pub error: bool,
-    /// Queue pairs that complete here, send and receive side counted apart.
+    /// Queue pairs that complete here, send and receive side counted apart, and shared receive queues that do.
     pub users: u32,
 }
 
@@ -55,6 +55,11 @@ impl Completions {
 
     pub fn forget_qp(&mut self, qpn: Qpn) {
         self.ready.retain(|(_, completion)| completion.qpn != qpn);
+    }
+
+    /// Forgets receives of a shared queue that requests name.
+    pub fn forget_srq(&mut self, srq: SrqId) {
+        self.ready.retain(|(_, completion)| completion.srq != Some(srq));
     }
 
     pub fn forget_cq(&mut self, cq: CqId) {

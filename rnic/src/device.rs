@@ -69,17 +69,21 @@ impl Rnic {
             // It exists: it was listed just now.
             let _ = self.destroy_qp(now, Qpn::new(qpn));
         }
-        let cqs: Vec<u32> = self.shared.cqs.iter().filter(|(_, cq)| cq.device == device).map(|(id, _)| id).collect();
-        for cq in cqs {
-            // Its queue pairs are gone, so nothing uses it.
-            let _ = self.destroy_cq(CqId(cq));
-        }
         let srqs: Vec<u32> = self.shared.srqs.iter().filter(|(_, srq)| srq.device == device).map(|(id, _)| id).collect();
         for srq in srqs {
-            // As above.
+            // Its queue pairs are gone, so nothing uses it.
             let _ = self.destroy_srq(SrqId(srq));
         }
+        let cqs: Vec<u32> = self.shared.cqs.iter().filter(|(_, cq)| cq.device == device).map(|(id, _)| id).collect();
+        for cq in cqs {
+            // As above.
+            let _ = self.destroy_cq(CqId(cq));
+        }
         let pds: Vec<u32> = self.shared.pds.iter().filter(|(_, pd)| pd.device == device).map(|(id, _)| id).collect();
+        for xrcd in self.xrcds_of(device) {
+            // As above.
+            let _ = self.dealloc_xrcd(xrcd);
+        }
         for pd in pds {
             let Some(pd) = self.shared.pds.remove(pd) else { continue };
             for window in pd.windows {

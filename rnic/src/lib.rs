@@ -33,6 +33,7 @@ mod timers;
 mod trace;
 pub mod vendor_err;
 mod work;
+mod xrc;
 
 pub use attr::{AddressVector, DeviceInit, QpAttr, QpAttrMask, QpCaps, QpInit, QpState, QpType};
 pub use control::{Mr, MrInit};
@@ -49,5 +50,5 @@ pub use srq::SrqAttr;
 pub use trace::Trace;
 pub use work::{
     BindWindow, Completion, CompletionFlags, CqId, Destination, DeviceId, LocalBuffer, Opcode, PdId, RecvRequest, SendFlags,
-    SendOp, SendRequest, SrqId, Status,
+    SendOp, SendRequest, SrqId, Status, XrcdId,
 };

@@ -22,6 +22,10 @@ pub const MAX_PDS: u32 = 1 << 18;
 pub const MAX_CQS: u32 = 1 << 18;
 /// Shared receive queues per [`crate::Rnic`].
 pub const MAX_SRQS: u32 = 1 << 16;
+/// Bits of the numbers of shared receive queues (IBA annex A14.3, XRCETH).
+pub const SRQN_BITS: u32 = 24;
+/// Domains of extended reliable connections per [`crate::Rnic`].
+pub const MAX_XRCDS: u32 = 1 << 16;
 /// Queue pairs per [`crate::Rnic`].
 pub const MAX_QPS: u32 = 1 << 16;
 

@@ -75,7 +75,8 @@ impl Rnic {
     /// `State` unless the queue pair is in RTS, SQD, SQE or ERR; `Full` if as many requests as the queue holds are
     /// outstanding; `Invalid` for too many buffers, more than 2^31 bytes, an atomic with less than 8 bytes to put the result
     /// into, a `Direct` buffer to write to, buffers of a request that has no message, a SEND with both immediate data and a key to invalidate, an operation that the
-    /// queue pair's type does not have, or a datagram to an address that cannot be reached from this device.
+    /// queue pair's type does not have, a shared receive queue that is named where none can be or not where one must be, or a datagram
+    /// to an address that cannot be reached from this device.
     pub fn post_send(&mut self, now: Instant, qpn: Qpn, request: &SendRequest<'_>) -> Result<(), PostError> {
         self.shared.schedule.now = now;
         let qp = self.qps.get_mut(qpn.get()).ok_or(PostError::State)?;
@@ -83,7 +84,12 @@ impl Rnic {
             return Err(PostError::State);
         }
         let is_datagram = matches!(request.op, SendOp::Datagram { .. });
-        if request.buffers.len() > qp.sq.max_sge() || is_datagram != (qp.qp_type == QpType::Ud) {
+        let names_queue = qp.qp_type == QpType::XrcSend && !request.op.is_local();
+        if request.buffers.len() > qp.sq.max_sge()
+            || is_datagram != (qp.qp_type == QpType::Ud)
+            || qp.qp_type == QpType::XrcRecv
+            || names_queue != request.srqn.is_some()
+        {
             return Err(PostError::Invalid);
         }
         let total = total_length(request.buffers);
@@ -120,6 +126,7 @@ impl Rnic {
             packets: packets as u32,
             first_psn: Psn::new(0),
             flags: request.flags,
+            srqn: request.srqn,
         };
         qp.sq.push(wqe, request.buffers);
         qp.flow.classifier.note(wqe.length, qp.sq.len());
@@ -134,14 +141,13 @@ impl Rnic {
     ///
     /// # Errors
     /// `State` if the queue pair is in RESET or does not exist; `Full` if as many receives as the queue holds are
-    /// outstanding; `Invalid` for too many buffers, one that is not `Keyed`, or a queue pair that takes from a shared receive
-    /// queue.
+    /// outstanding; `Invalid` for too many buffers, one that is not `Keyed`, or a queue pair that has no receives of its own.
     pub fn post_recv(&mut self, _now: Instant, qpn: Qpn, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let qp = self.qps.get_mut(qpn.get()).ok_or(PostError::State)?;
         if qp.state == QpState::Reset {
             return Err(PostError::State);
         }
-        if qp.srq.is_some() {
+        if qp.srq.is_some() || matches!(qp.qp_type, QpType::XrcSend | QpType::XrcRecv) {
             return Err(PostError::Invalid);
         }
         let receive = RecvWqe::new(request, &qp.rq)?;

@@ -107,14 +107,13 @@ impl Receiver {
             return;
         };
         let bth = &headers.bth;
-        let service = bth.opcode.service();
-        let admitted = self.admit(qps, shared, (start, packet), bth, |qp| {
-            let own = match qp.qp_type {
-                QpType::Rc => Service::Rc,
-                QpType::Uc => Service::Uc,
-                QpType::Ud => Service::Ud,
-            };
-            service == own || service == Service::Cnp
+        let opcode = bth.opcode;
+        let service = opcode.service();
+        let admitted = self.admit(qps, shared, (start, packet), bth, |qp| match qp.qp_type {
+            _ if service == Service::Cnp => true,
+            QpType::XrcSend => service == Service::Xrc && opcode.is_response(),
+            QpType::XrcRecv => service == Service::Xrc && !opcode.is_response(),
+            own => service == own.service(),
         });
         let qpn = match admitted {
             Ok(Some(qpn)) => qpn,

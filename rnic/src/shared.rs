@@ -15,6 +15,7 @@ use crate::schedule::Schedule;
 use crate::srq::Srq;
 use crate::timers::Timers;
 use crate::work::{Completion, CqId, DeviceId, PdId};
+use crate::xrc::Xrcd;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use emtt::{Segment, Table, TableError, Via};
@@ -30,6 +31,7 @@ pub(crate) struct Shared {
     pub pds: IdTable<Pd>,
     pub cqs: IdTable<Cq>,
     pub srqs: IdTable<Srq>,
+    pub xrcds: IdTable<Xrcd>,
     pub completions: Completions,
     pub events: VecDeque<AsyncEvent>,
     pub schedule: Schedule,
@@ -49,7 +51,8 @@ impl Shared {
             devices: IdTable::new(limits::MAX_DEVICES, 32, seed(2)),
             pds: IdTable::new(limits::MAX_PDS, 32, seed(3)),
             cqs: IdTable::new(limits::MAX_CQS, 32, seed(4)),
-            srqs: IdTable::new(limits::MAX_SRQS, 32, seed(6)),
+            srqs: IdTable::new(limits::MAX_SRQS, limits::SRQN_BITS, seed(6)),
+            xrcds: IdTable::new(limits::MAX_XRCDS, 32, seed(7)),
             completions: Completions::default(),
             events: VecDeque::new(),
             schedule: Schedule::new(config.sharing),

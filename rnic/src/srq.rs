@@ -11,6 +11,7 @@ use crate::qp::queue::{RecvWqe, Ring};
 use crate::rnic::Rnic;
 use crate::shared::Shared;
 use crate::work::{DeviceId, PdId, RecvRequest, SrqId};
+use crate::xrc::Extension;
 use alloc::vec::Vec;
 use roce::{Instant, Qpn};
 
@@ -35,8 +36,10 @@ pub(crate) struct Srq {
     attr: SrqAttr,
     /// Receives that queue pairs hold and have not completed.
     held: u32,
-    /// Queue pairs that take from it.
+    /// Queue pairs that take from it and no other.
     pub users: u32,
+    /// What makes it one that requests can name.
+    pub extension: Option<Extension>,
     /// Queue pairs whose local peer waits for a receive.
     starved: Vec<Qpn>,
 }
@@ -99,6 +102,15 @@ impl Rnic {
     /// # Errors
     /// `NotFound` for the PD; `Invalid` for sizes of 0, above the limits, or a limit above `max_wr`; `Limit`.
     pub fn create_srq(&mut self, pd: PdId, attr: SrqAttr) -> Result<SrqId, ControlError> {
+        self.create_srq_with(pd, attr, None)
+    }
+
+    pub(crate) fn create_srq_with(
+        &mut self,
+        pd: PdId,
+        attr: SrqAttr,
+        extension: Option<Extension>,
+    ) -> Result<SrqId, ControlError> {
         let device = crate::device::device_of(self, pd)?;
         check_size(attr.max_wr)?;
         if attr.max_sge > limits::MAX_SGE {
@@ -106,7 +118,7 @@ impl Rnic {
         }
         check_limit(attr.limit, &attr)?;
         let queue = Ring::for_receives(attr.max_wr, attr.max_sge);
-        let srq = |id| Srq { id: SrqId(id), device, pd, queue, attr, held: 0, users: 0, starved: Vec::new() };
+        let srq = |id| Srq { id: SrqId(id), device, pd, queue, attr, held: 0, users: 0, extension, starved: Vec::new() };
         let id = self.shared.srqs.insert_with(srq).ok_or(ControlError::Limit("shared receive queues"))?;
         self.shared.pds.get_mut(pd.0).expect("looked up above").srqs += 1;
         Ok(SrqId(id))
@@ -150,19 +162,23 @@ impl Rnic {
         self.shared.srqs.get(srq.0).map(|srq| srq.attr).ok_or(ControlError::NotFound("shared receive queue"))
     }
 
-    /// Ends a shared receive queue; receives that wait in it are dropped.
+    /// Ends a shared receive queue; receives that wait in it are dropped, and messages that name it are refused from now on.
     ///
     /// # Errors
-    /// `NotFound`; `Busy` while queue pairs take from it.
+    /// `NotFound`; `Busy` while queue pairs take from it alone.
     pub fn destroy_srq(&mut self, srq: SrqId) -> Result<(), ControlError> {
         let found = self.shared.srqs.get(srq.0).ok_or(ControlError::NotFound("shared receive queue"))?;
         if found.users > 0 {
             return Err(ControlError::Busy("shared receive queue"));
         }
-        if let Some(pd) = self.shared.pds.get_mut(found.pd.0) {
+        let (pd, extension) = (found.pd, found.extension);
+        if let Some(pd) = self.shared.pds.get_mut(pd.0) {
             pd.srqs -= 1;
         }
         self.shared.srqs.remove(srq.0);
+        if let Some(extension) = extension {
+            self.end_extension(srq, &extension);
+        }
         self.shared.events.retain(|event| *event != AsyncEvent::SrqLimit(srq));
         Ok(())
     }

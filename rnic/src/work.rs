@@ -3,7 +3,7 @@
 use crate::attr::AddressVector;
 use bitflags::bitflags;
 use emtt::{Access, Segment};
-use roce::{Lkey, Qpn, Rkey};
+use roce::{Lkey, Qpn, Rkey, Srqn};
 
 /// A virtual device of this [`crate::Rnic`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,6 +19,22 @@ pub struct CqId(pub u32);
 /// A shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SrqId(pub u32);
+
+impl SrqId {
+    /// The number by which requests of extended reliable connections name it.
+    pub fn number(self) -> Srqn {
+        Srqn::new(self.0)
+    }
+
+    /// The queue with this number, if there is one.
+    pub fn numbered(srqn: Srqn) -> SrqId {
+        SrqId(srqn.get())
+    }
+}
+
+/// A domain of extended reliable connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct XrcdId(pub u32);
 
 /// One entry of a scatter/gather list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +167,9 @@ pub struct SendRequest<'a> {
     pub flags: SendFlags,
     /// Local buffers, at most the queue pair's `max_send_sge`.
     pub buffers: &'a [LocalBuffer],
+    /// The shared receive queue at the peer: of a message by a queue pair of type [`QpType::XrcSend`](crate::QpType::XrcSend), and of
+    /// nothing else.
+    pub srqn: Option<Srqn>,
 }
 
 /// A receive request.
@@ -263,4 +282,6 @@ pub struct Completion {
     /// before it are no longer held by the device. Of a shared receive queue, requests complete in any order, and this one
     /// alone is no longer held.
     pub queue_index: u32,
+    /// Where the receive was posted, if a queue pair of type [`QpType::XrcRecv`](crate::QpType::XrcRecv) has taken it.
+    pub srq: Option<SrqId>,
 }

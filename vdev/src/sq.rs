@@ -114,7 +114,7 @@ pub fn send_request<'a>(
         }
         count = sges.len();
     }
-    Ok(SendRequest { wr_id: entry.wr_id, op, flags, buffers: &buffers[..count] })
+    Ok(SendRequest { wr_id: entry.wr_id, op, flags, buffers: &buffers[..count], srqn: None })
 }
 
 /// `IBV_ACCESS_ZERO_BASED` of `enum ibv_access_flags`.

@@ -398,7 +398,7 @@ impl Lab {
         // Which loop it belongs to.
         let wr_id = (n << 32 | qp) as u64;
         for _ in 0..load.batch {
-            let request = SendRequest { wr_id, op, flags: SendFlags::empty(), buffers: &buffers };
+            let request = SendRequest { wr_id, op, flags: SendFlags::empty(), buffers: &buffers, srqn: None };
             self.hosts[host].rnic.post_send(self.now.instant(), qpn, &request).expect("there is room");
         }
         self.send(host);

@@ -89,6 +89,8 @@ pub(crate) fn total_length(buffers: &[LocalBuffer]) -> u64 {
 /// Remote memory that a request names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remote {
+    /// Protection domain that `rkey` counts in.
+    pub pd: PdId,
     pub addr: u64,
     pub rkey: Rkey,
     pub len: u32,
@@ -98,7 +100,18 @@ impl Qp {
     /// How peers reach this side's memory.
     #[inline]
     pub fn via(&self) -> Via {
-        Via { pd: self.pd, qp: self.qpn.get() }
+        self.via_pd(self.pd)
+    }
+
+    #[inline]
+    fn via_pd(&self, pd: PdId) -> Via {
+        Via { pd, qp: self.qpn.get() }
+    }
+
+    /// Memory that a request names now.
+    #[inline]
+    pub fn remote(&self, addr: u64, rkey: Rkey, len: u32) -> Remote {
+        Remote { pd: self.pd, addr, rkey, len }
     }
 
     /// Whether the connection lets the peer do what `right` stands for, and to so many bytes.
@@ -114,7 +127,7 @@ impl Qp {
         if remote.len == 0 {
             return Ok(());
         }
-        let found = table.translate_remote(remote.rkey.0, self.via(), remote.addr, u64::from(remote.len), right);
+        let found = table.translate_remote(remote.rkey.0, self.via_pd(remote.pd), remote.addr, u64::from(remote.len), right);
         found.map(drop).map_err(|_| Refusal::ACCESS)
     }
 
@@ -124,7 +137,7 @@ impl Qp {
         if remote.len == 0 {
             return Ok(());
         }
-        let segments = table.translate_remote(remote.rkey.0, self.via(), remote.addr, u64::from(remote.len), right);
+        let segments = table.translate_remote(remote.rkey.0, self.via_pd(remote.pd), remote.addr, u64::from(remote.len), right);
         segments.map_err(|_| Refusal::ACCESS)?.for_each(f);
         Ok(())
     }
@@ -135,7 +148,7 @@ impl Qp {
             return Err(Refusal::INVALID);
         }
         let mut found = None;
-        self.remote_segments(table, Access::REMOTE_ATOMIC, Remote { addr, rkey, len: 8 }, |segment| found = Some(segment))?;
+        self.remote_segments(table, Access::REMOTE_ATOMIC, self.remote(addr, rkey, 8), |segment| found = Some(segment))?;
         // A region may begin at any address of its owner, so an aligned remote address need not be an aligned word, and a word
         // may be cut in two runs. Neither can be done atomically.
         found.filter(|word| word.len == 8 && word.addr.is_multiple_of(8)).ok_or(Refusal::INVALID)

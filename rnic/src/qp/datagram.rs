@@ -379,6 +379,7 @@ impl Qp {
             solicited: arrival.solicited,
             vendor_err: vendor_err::NONE,
             queue_index,
+            srq: None,
         };
         shared.complete(self.recv_cq, completion);
         Ok(())

@@ -234,7 +234,7 @@ impl Qp {
             && self.path == Path::Local(call.device)
             && self.number == call.peer_number
             && self.attr.dest_qpn == call.number
-            && self.qp_type == call.qp_type
+            && self.qp_type == call.qp_type.of_peer()
             && (self.resp.expected_psn == call.psn || call.any_psn)
     }
 
@@ -268,6 +268,9 @@ impl Qp {
         len: u32,
     ) -> Result<(), Fault> {
         self.note_reception(shared);
+        if self.qp_type == QpType::XrcRecv {
+            self.turn_to(shared, wqe.srqn)?;
+        }
         let is_last = moved + len == wqe.length;
         let Scratch { ours, theirs, pieces, .. } = scratch;
         theirs.clear();
@@ -280,7 +283,7 @@ impl Qp {
                 self.take(shared, (ours, theirs), dma, Message::Send, len, is_last.then_some(ending))?;
             }
             SendOp::Write { remote_addr, rkey, imm } => {
-                let remote = Remote { addr: remote_addr, rkey, len: wqe.length };
+                let remote = self.remote(remote_addr, rkey, wqe.length);
                 if moved == 0 {
                     self.begin_write(&shared.table, remote, len)?;
                 }
@@ -288,7 +291,7 @@ impl Qp {
                 self.take(shared, (ours, theirs), dma, Message::Write(remote), len, is_last.then_some(ending))?;
             }
             SendOp::Read { remote_addr, rkey } => {
-                let remote = Remote { addr: remote_addr, rkey, len: wqe.length };
+                let remote = self.remote(remote_addr, rkey, wqe.length);
                 if moved == 0 {
                     self.begin_read(wqe.length)?;
                     if !is_last {

@@ -3,11 +3,12 @@
 //! On the wire, [`requester`] sends requests and [`response`] takes their answers; [`request`] takes a peer's requests and
 //! [`reply`] answers them. [`local`] does all of that at once for two queue pairs of one host, and [`own`] what concerns this side alone. [`responder`] is what a message
 //! does to this side, and [`access`] the checks before it, on both paths. [`datagram`] is the unreliable datagram service, both ways
-//! and on both paths, and [`unreliable`] what is different for unreliable connections.
+//! and on both paths, [`unreliable`] what is different for unreliable connections, and [`extended`] for extended reliable ones.
 
 pub(crate) mod access;
 pub(crate) mod burst;
 pub(crate) mod datagram;
+pub(crate) mod extended;
 pub(crate) mod local;
 pub(crate) mod multipath;
 pub(crate) mod own;
@@ -29,7 +30,7 @@ use crate::shared::Shared;
 use crate::srq::Srq;
 use crate::timers::Timer;
 use crate::vendor_err;
-use crate::work::{Completion, CompletionFlags, CqId, DeviceId, Opcode, PdId, SendFlags, SendOp, SrqId, Status};
+use crate::work::{Completion, CompletionFlags, CqId, DeviceId, Opcode, PdId, SendFlags, SendOp, SrqId, Status, XrcdId};
 use alloc::boxed::Box;
 use isolation::TenantId;
 use multipath::Multipath;
@@ -74,10 +75,13 @@ pub(crate) struct Qp {
     pub pd: PdId,
     pub send_cq: CqId,
     pub recv_cq: CqId,
-    /// Where its receives come from, if not from [`Self::rq`], which then holds the one that a message is filling.
+    /// Where its receives come from, if not from [`Self::rq`], which then holds the one that a message is filling. Of a target, as
+    /// `pd`, `recv_cq` and `recv_pd`, what the last request named.
     pub srq: Option<SrqId>,
     /// Protection domain of the receives.
     pub recv_pd: PdId,
+    /// Of a target of extended reliable connections: its domain.
+    pub xrcd: Option<XrcdId>,
     pub all_signaled: bool,
     pub state: QpState,
     /// What the arbiter knows of it.
@@ -119,6 +123,7 @@ impl Qp {
             recv_cq: init.recv_cq,
             srq: init.srq,
             recv_pd,
+            xrcd: None,
             all_signaled: init.all_signaled,
             state: QpState::Reset,
             flow: isolation::Flow::new(tenant),
@@ -242,6 +247,7 @@ impl Qp {
             solicited: failed,
             vendor_err,
             queue_index: self.sq.pop(),
+            srq: None,
         };
         shared.complete(self.send_cq, completion);
     }
@@ -269,6 +275,12 @@ impl Qp {
         (wr_id, index)
     }
 
+    /// The shared receive queue of a receive, if it is one that requests name.
+    #[inline]
+    pub fn named_srq(&self) -> Option<SrqId> {
+        self.srq.filter(|_| self.qp_type == QpType::XrcRecv)
+    }
+
     /// Gives the receive that a message was filling back to the shared receive queue.
     pub fn give_receive_back(&mut self, shared: &mut Shared) {
         if let Some(srq) = self.srq {
@@ -291,6 +303,7 @@ impl Qp {
             solicited: true,
             vendor_err,
             queue_index,
+            srq: self.named_srq(),
         };
         shared.complete(self.recv_cq, completion);
     }
@@ -345,7 +358,8 @@ impl Qp {
         while !self.rq.is_empty() {
             self.fail_receive(shared, Status::FlushError, vendor_err::FLUSHED);
         }
-        if self.srq.is_some() && !core::mem::replace(&mut self.told_last_wqe, true) {
+        // A target takes from whatever queue is named: none of them waits for it to end.
+        if self.srq.is_some() && self.qp_type != QpType::XrcRecv && !core::mem::replace(&mut self.told_last_wqe, true) {
             shared.events.push_back(AsyncEvent::QpLastWqe(self.qpn));
         }
     }
@@ -401,7 +415,9 @@ impl Qp {
 
     fn path_to_peer(&self, shared: &Shared) -> Path {
         match self.qp_type {
-            QpType::Rc | QpType::Uc => self.route(shared, &self.attr.address, self.attr.dest_qpn),
+            QpType::Rc | QpType::Uc | QpType::XrcSend | QpType::XrcRecv => {
+                self.route(shared, &self.attr.address, self.attr.dest_qpn)
+            }
             QpType::Ud => Path::PerRequest,
         }
     }

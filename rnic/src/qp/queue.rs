@@ -6,7 +6,7 @@ use crate::limits::MAX_MSG;
 use crate::work::{LocalBuffer, RecvRequest, SendFlags, SendOp};
 use alloc::boxed::Box;
 use alloc::vec;
-use roce::{Lkey, Psn};
+use roce::{Lkey, Psn, Srqn};
 
 /// A posted send request.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct SendWqe {
     /// PSNs that the message takes.
     pub packets: u32,
     pub flags: SendFlags,
+    /// The peer's shared receive queue, of an extended reliable connection.
+    pub srqn: Option<Srqn>,
 }
 
 impl SendWqe {
@@ -30,6 +32,7 @@ impl SendWqe {
         first_psn: Psn::new(0),
         packets: 1,
         flags: SendFlags::empty(),
+        srqn: None,
     };
 
     /// Whether it is answered by data: a READ or an atomic.

@@ -57,7 +57,7 @@ impl Qp {
                 Fetch::Read(remote) => (remote.len - offset).min(mtu),
                 Fetch::Atomic(_) => 0,
             };
-            let opcode = opcode(&reply);
+            let opcode = opcode(&reply).of_service(self.qp_type.service());
             if !burst.fits(packet_len(opcode, payload as usize)) {
                 break;
             }
@@ -101,7 +101,7 @@ impl Qp {
             Syndrome::Nak(roce::wire::NakCode::PsnSequenceError) => counters.send_seq_err += 1,
             Syndrome::Nak(_) => counters.send_nak_err += 1,
         });
-        let mut headers = self.reply_headers(Opcode::RcAck, psn);
+        let mut headers = self.reply_headers(Opcode::RcAck.of_service(self.qp_type.service()), psn);
         headers.aeth = Some(Aeth { syndrome, msn: self.resp.msn });
         burst.add(&mut headers, 0);
     }

@@ -3,6 +3,7 @@
 use super::Qp;
 use super::access::{Refusal, Remote};
 use super::responder::{Ending, Fetch, Message, Reply, Resource};
+use crate::attr::QpType;
 use crate::dma::{AtomicOp, Dma};
 use crate::limits::MAX_MSG;
 use crate::shared::{Batch, Scratch, Shared};
@@ -96,6 +97,9 @@ impl Qp {
         headers: &Headers,
         payload: Range<usize>,
     ) -> Result<u32, Refusal> {
+        if self.qp_type == QpType::XrcRecv {
+            self.turn_to(shared, headers.xrceth)?;
+        }
         match headers.bth.opcode.kind() {
             Kind::Send | Kind::Write => self.take_packet(shared, scratch, headers, payload).map(|()| 1),
             Kind::ReadRequest if self.resp.message.is_none() => self.accept_read(shared, headers),
@@ -155,7 +159,7 @@ impl Qp {
                 if !whole {
                     return Err(Refusal::INVALID);
                 }
-                self.begin_write(&shared.table, Remote { addr: reth.va, rkey: reth.rkey, len: reth.length }, len)?;
+                self.begin_write(&shared.table, self.remote(reth.va, reth.rkey, reth.length), len)?;
             }
             (Some(Message::Send), false, Kind::Send, _) => {}
             (Some(Message::Write(remote)), false, Kind::Write, _) => {
@@ -189,7 +193,7 @@ impl Qp {
 
     fn accept_read(&mut self, shared: &mut Shared, headers: &Headers) -> Result<u32, Refusal> {
         let reth = headers.reth.ok_or(Refusal::INVALID)?;
-        let remote = Remote { addr: reth.va, rkey: reth.rkey, len: reth.length };
+        let remote = self.remote(reth.va, reth.rkey, reth.length);
         self.begin_read(remote.len)?;
         self.check_region(&shared.table, Access::REMOTE_READ, remote)?;
         if self.has_no_resource() {
@@ -233,7 +237,7 @@ impl Qp {
                 return;
             }
             Kind::ReadRequest => headers.reth.and_then(|reth| {
-                let remote = Remote { addr: reth.va, rkey: reth.rkey, len: reth.length };
+                let remote = self.remote(reth.va, reth.rkey, reth.length);
                 self.remembered_read(psn, remote)
             }),
             _ => self.resp.resources.iter().find_map(|resource| match resource.kind {
@@ -266,7 +270,7 @@ impl Qp {
             let is_part = skipped + packets <= resource.packets
                 && remote.len <= known.len - offset.min(known.len)
                 && (remote.len == 0 || remote.rkey == known.rkey && remote.addr == known.addr.wrapping_add(u64::from(offset)));
-            is_part.then_some((packets, Fetch::Read(remote)))
+            is_part.then_some((packets, Fetch::Read(Remote { pd: known.pd, ..remote })))
         })
     }
 

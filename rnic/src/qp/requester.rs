@@ -258,7 +258,7 @@ impl Qp {
         let wqe = self.sq.get(index);
         let mtu = self.mtu();
         let is_last = packet + 1 == wqe.packets;
-        let service = if self.is_unreliable() { Service::Uc } else { Service::Rc };
+        let service = self.qp_type.service();
         let (kind, psns) = match wqe.op {
             SendOp::Send { imm, invalidate } => {
                 (send_opcode(packet == 0, is_last, imm.is_some(), invalidate.is_some()).of_service(service), 1)
@@ -269,16 +269,17 @@ impl Qp {
                 if self.req.fetches.len() >= self.attr.max_rd_atomic || (in_flight > 0 && in_flight + chunk > window) {
                     return None;
                 }
-                (Opcode::RcReadRequest, chunk)
+                (Opcode::RcReadRequest.of_service(service), chunk)
             }
             SendOp::Atomic { op, .. } => {
                 if self.req.fetches.len() >= self.attr.max_rd_atomic {
                     return None;
                 }
-                match op {
-                    crate::AtomicOp::CompareSwap { .. } => (Opcode::RcCompareSwap, 1),
-                    crate::AtomicOp::FetchAdd { .. } => (Opcode::RcFetchAdd, 1),
-                }
+                let opcode = match op {
+                    crate::AtomicOp::CompareSwap { .. } => Opcode::RcCompareSwap,
+                    crate::AtomicOp::FetchAdd { .. } => Opcode::RcFetchAdd,
+                };
+                (opcode.of_service(service), 1)
             }
             SendOp::Datagram { .. } => unreachable!("posted to queue pairs of type UD only"),
             SendOp::BindWindow(_) | SendOp::LocalInvalidate { .. } | SendOp::Nothing => unreachable!("done, not sent"),
@@ -322,7 +323,7 @@ impl Qp {
         let cursor = &mut self.req.cursor;
         let fills_window = cursor.psn.distance_from(self.req.unacked) + 1 >= self.req.window.packets() as i32;
         let wants_ack = plan.is_last || fills_window || cursor.unasked + 1 >= ACK_INTERVAL;
-        let ack_req = wants_ack && plan.opcode.service() == Service::Rc;
+        let ack_req = wants_ack && matches!(plan.opcode.service(), Service::Rc | Service::Xrc);
         cursor.unasked = if ack_req { 0 } else { cursor.unasked + 1 };
         let wqe = self.sq.get(cursor.index);
         let carries_event = matches!(wqe.op, SendOp::Send { .. } | SendOp::Write { imm: Some(_), .. });
@@ -331,6 +332,7 @@ impl Qp {
             ack_req,
             ..Bth::new(plan.opcode, self.attr.dest_qpn, cursor.psn)
         });
+        headers.xrceth = wqe.srqn;
         match wqe.op {
             SendOp::Send { imm, invalidate } if plan.is_last => (headers.imm, headers.ieth) = (imm, invalidate),
             SendOp::Send { .. } => {}

@@ -220,6 +220,7 @@ impl Qp {
             solicited: ending.solicited,
             vendor_err: vendor_err::NONE,
             queue_index,
+            srq: self.named_srq(),
         };
         self.resp.message = None;
         shared.complete(self.recv_cq, completion);
@@ -230,8 +231,8 @@ impl Qp {
     /// queue pair goes to the error state.
     pub fn refuse(&mut self, shared: &mut Shared, code: NakCode, receive: Option<(Status, u32)>) {
         match receive {
-            // Only a SEND was filling one.
-            Some((status, cause)) if matches!(self.resp.message, Some(Message::Send)) => {
+            // Only a SEND was filling one, unless it is gone with its shared queue.
+            Some((status, cause)) if matches!(self.resp.message, Some(Message::Send)) && !self.rq.is_empty() => {
                 self.fail_receive(shared, status, cause)
             }
             _ => shared.events.push_back(match code {

@@ -15,12 +15,22 @@ const RELIABILITY: Mask = Mask::TIMEOUT
     .union(Mask::MAX_QP_RD_ATOMIC)
     .union(Mask::MAX_DEST_RD_ATOMIC);
 
+/// What only the end that receives has of an extended reliable connection, and what only the one that sends.
+const OF_RESPONDER: Mask = Mask::MIN_RNR_TIMER.union(Mask::MAX_DEST_RD_ATOMIC);
+const OF_REQUESTER: Mask = Mask::RETRY_CNT.union(Mask::RNR_RETRY).union(Mask::MAX_QP_RD_ATOMIC);
+
 /// Required and optional attributes of a change of state, `STATE` apart; `None` if there is no such change.
 fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(Mask, Mask)> {
     match qp_type {
         QpType::Rc => attributes_of_rc(from, to),
         QpType::Uc => attributes_of_rc(from, to).map(|(required, optional)| (required - RELIABILITY, optional - RELIABILITY)),
         QpType::Ud => attributes_of_ud(from, to),
+        QpType::XrcSend => {
+            attributes_of_rc(from, to).map(|(required, optional)| (required - OF_RESPONDER, optional - OF_RESPONDER))
+        }
+        QpType::XrcRecv => {
+            attributes_of_rc(from, to).map(|(required, optional)| (required - OF_REQUESTER, optional - OF_REQUESTER))
+        }
     }
 }
 

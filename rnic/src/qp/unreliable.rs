@@ -16,7 +16,7 @@ impl Qp {
     /// Whether requests are sent once and not answered.
     #[inline]
     pub fn is_unreliable(&self) -> bool {
-        self.qp_type != QpType::Rc
+        matches!(self.qp_type, QpType::Uc | QpType::Ud)
     }
 
     /// Requests whose packets were all made are complete.

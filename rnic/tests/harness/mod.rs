@@ -9,7 +9,7 @@ use emtt::{Access, MemId, Owner, Segment};
 use link::{Faults, Link, Packet};
 use memory::SimMemory;
 use rnic::*;
-use roce::{Gid, Instant, Lkey, Mtu, Psn, Qpn, Rkey};
+use roce::{Gid, Instant, Lkey, Mtu, Psn, Qpn, Rkey, Srqn};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -76,6 +76,8 @@ pub struct Setup {
     pub ipv6: bool,
     /// Whether each end has a shared receive queue, which its queue pairs take from.
     pub srq: bool,
+    /// The shared receive queue that sends name.
+    pub srqn: Option<Srqn>,
     /// Whether each of two cores may use many paths.
     pub multipath: [Option<MultipathConfig>; 2],
 }
@@ -100,6 +102,7 @@ impl Setup {
             psn: 1000,
             ipv6: false,
             srq: false,
+            srqn: None,
             multipath: [None; 2],
         }
     }
@@ -275,7 +278,7 @@ impl World {
         buffers: &[LocalBuffer],
         flags: SendFlags,
     ) -> Result<(), PostError> {
-        self.nics[end.nic].post_send(self.now, end.qpn, &SendRequest { wr_id, op, flags, buffers })
+        self.nics[end.nic].post_send(self.now, end.qpn, &SendRequest { wr_id, op, flags, buffers, srqn: self.setup.srqn })
     }
 
     pub fn send(&mut self, end: &End, wr_id: u64, op: SendOp, buffers: &[LocalBuffer]) {

@@ -5,10 +5,10 @@
 //! them counts as executed, and each is executed by itself, which tells which one is to blame; bytes may be written twice
 //! then, as on the wire. SENDs go into receives of the peer's own queue; from a shared one each takes its receive by itself.
 
-use super::super::access::{BadBuffer, Refusal, Remote, for_each_segment, local_right};
+use super::super::access::{BadBuffer, Refusal, for_each_segment, local_right};
 use super::super::responder::{Ending, Message};
 use super::super::{Qp, SendWqe, Wait};
-use crate::attr::QpState;
+use crate::attr::{QpState, QpType};
 use crate::dma::Dma;
 use crate::limits::RUN_BYTES;
 use crate::rnic::Rnic;
@@ -85,7 +85,8 @@ impl Qp {
     /// The kind of the run that the oldest request begins: nothing may be under way, and another one must wait behind it.
     fn kind_of_run(&self) -> Option<Kind> {
         let is_at_rest = self.state == QpState::Rts && self.wait == Wait::Nothing && self.req.moved == 0;
-        if !is_at_rest || self.sq.len() < 2 {
+        // Each request of an extended connection may name another queue, and with it other memory.
+        if !is_at_rest || self.sq.len() < 2 || self.qp_type == QpType::XrcSend {
             return None;
         }
         let kind = kind_of(self.sq.get(self.sq.head))?;
@@ -125,11 +126,11 @@ impl Qp {
         match wqe.op {
             SendOp::Write { remote_addr, rkey, .. } => {
                 self.check_connection(Access::REMOTE_WRITE, len)?;
-                self.remote_segments(table, Access::REMOTE_WRITE, Remote { addr: remote_addr, rkey, len }, f)
+                self.remote_segments(table, Access::REMOTE_WRITE, self.remote(remote_addr, rkey, len), f)
             }
             SendOp::Read { remote_addr, rkey } => {
                 self.begin_read(len)?;
-                self.remote_segments(table, Access::REMOTE_READ, Remote { addr: remote_addr, rkey, len }, f)
+                self.remote_segments(table, Access::REMOTE_READ, self.remote(remote_addr, rkey, len), f)
             }
             SendOp::Send { .. } if n < self.rq.len() => {
                 let index = self.rq.head.wrapping_add(n);

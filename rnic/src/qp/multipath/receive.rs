@@ -5,7 +5,7 @@
 use super::Qp;
 use crate::dma::Dma;
 use crate::limits::HELD_PACKETS;
-use crate::qp::access::{Refusal, Remote};
+use crate::qp::access::Refusal;
 use crate::qp::responder::Message;
 use crate::shared::{Batch, Scratch, Shared};
 use alloc::boxed::Box;
@@ -202,8 +202,8 @@ impl Qp {
     fn place_early(&mut self, shared: &mut Shared, scratch: &mut Scratch, received: &Received<'_>, data: &Data) -> bool {
         let Reth { va, rkey, length } = data.reth;
         let len = received.payload.len() as u32;
-        let whole = Remote { addr: va, rkey, len: length };
-        let part = Remote { addr: va.wrapping_add(u64::from(data.offset)), rkey, len };
+        let whole = self.remote(va, rkey, length);
+        let part = self.remote(va.wrapping_add(u64::from(data.offset)), rkey, len);
         let is_allowed = len == self.mtu()
             && self.check_connection(Access::REMOTE_WRITE, length).is_ok()
             && self.check_region(&shared.table, Access::REMOTE_WRITE, whole).is_ok();

@@ -143,6 +143,7 @@ mod tests {
             solicited: false,
             vendor_err: 0,
             queue_index: 0,
+            srq: None,
         }
     }
 

@@ -230,7 +230,7 @@ pub fn send_request<'a>(
 
 fn request(header: SendHeader, index: u16, op: SendOp, buffers: &[LocalBuffer]) -> SendRequest<'_> {
     let wr_id = Ticket { index, opcode: header.opcode() }.id();
-    SendRequest { wr_id, op, flags: header.flags(), buffers }
+    SendRequest { wr_id, op, flags: header.flags(), buffers, srqn: None }
 }
 
 /// What a fast registration asks for.
