@@ -115,6 +115,28 @@ fn off_is_off() {
     assert!(plain.iter().all(|headers| headers.bth.dest_qpn == a.qpn || headers.bth.opcode.kind() == Kind::Write));
 }
 
+/// An end that only receives may stay in RTR, and has no sequence number of its own then: it offers all the same.
+#[test]
+fn an_end_that_never_sends_is_sprayed_at() {
+    for psn in [0, 1 << 20, 1 << 22, 5 << 20, 1 << 23, 0xFF_FFFF] {
+        let mut world = World::new(Setup { psn, ..setup([true, true]) });
+        let (a, b) = (world.end(), world.end());
+        world.init(&a);
+        world.init(&b);
+        world.rtr(&a, &b);
+        world.rtr(&b, &a);
+        world.rts(&a);
+        world.link.record = Some(vec![]);
+        for _ in 0..2 {
+            world.send(&a, 1, write(&b, 0), &[a.at(0, 100 << 10)]);
+            world.run();
+            assert_eq!(statuses(&world.sent(&a)), [Status::Success]);
+        }
+        assert_eq!(ports(&world).len(), 16, "{psn:#x}");
+        assert_eq!(world.counters(&b).stray_response, 0, "{psn:#x}");
+    }
+}
+
 /// The n-th packet of the negotiation is lost: the ends agree later, and nothing else is lost by it.
 #[test]
 fn any_packet_of_the_negotiation_may_be_lost() {

@@ -29,7 +29,7 @@ fn run(packets: u32, peer_knows: bool, mut fates: impl Iterator<Item = bool>) ->
         let psn = hello_psn(peer_psn);
         negotiation.on_hello_sent(psn);
         let arrives = fates.next().unwrap_or(true);
-        if arrives && peer_knows && is_hello(psn, hello_msn(psn, a, b), peer_psn, a, b) && fates.next().unwrap_or(true) {
+        if arrives && peer_knows && is_hello(psn, hello_msn(psn, a, b), Some(peer_psn), a, b) && fates.next().unwrap_or(true) {
             negotiation.on_offer(psn, &OFFER);
         }
     }

@@ -471,10 +471,11 @@ pub fn hello_msn(psn: Psn, from: Qpn, to: Qpn) -> u32 {
 }
 
 /// Whether an acknowledgement from queue pair `from` to `to` is a hello. `oldest` is the oldest PSN that `to` has not had
-/// acknowledged: a real acknowledgement never lies where a hello does.
-pub fn is_hello(psn: Psn, msn: u32, oldest: Psn, from: Qpn, to: Qpn) -> bool {
-    let behind = oldest.distance_from(psn);
-    (1 << 21..3 << 21).contains(&behind) && msn == hello_msn(psn, from, to)
+/// acknowledged: a real acknowledgement never lies where a hello does. Without one `to` cannot send yet, and there is nothing to
+/// acknowledge.
+pub fn is_hello(psn: Psn, msn: u32, oldest: Option<Psn>, from: Qpn, to: Qpn) -> bool {
+    let is_stale = oldest.is_none_or(|oldest| (1 << 21..3 << 21).contains(&oldest.distance_from(psn)));
+    is_stale && msn == hello_msn(psn, from, to)
 }
 
 impl Stamp {

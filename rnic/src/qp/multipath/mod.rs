@@ -10,6 +10,7 @@ mod send;
 
 use super::{Qp, Wait};
 use crate::MultipathConfig;
+use crate::attr::QpState;
 use crate::dma::Dma;
 use crate::shared::{Scratch, Shared};
 use alloc::boxed::Box;
@@ -68,7 +69,8 @@ impl Qp {
         let Some(Aeth { syndrome: Syndrome::Ack { .. }, msn }) = headers.aeth.filter(|_| bth.opcode.kind() == Kind::Ack) else {
             return false;
         };
-        if !is_hello(bth.psn, msn, self.req.unacked, self.attr.dest_qpn, self.number) {
+        let oldest = (self.state != QpState::Rtr).then_some(self.req.unacked);
+        if !is_hello(bth.psn, msn, oldest, self.attr.dest_qpn, self.number) {
             return false;
         }
         let window = multipath.config.window;
