@@ -19,6 +19,8 @@ pub const MAX_HOSTS: u32 = 65_536;
 const MAX_LINKS: u64 = 2_000_000;
 /// Connections of all hosts.
 pub(crate) const MAX_CONNECTIONS: usize = 1_000_000;
+/// Delay that connections over many paths do not take for congestion.
+const END_DELAY: Duration = Duration::from_micros(50);
 /// Bytes of memory that hosts may have together when payload is real.
 const MAX_REAL_BYTES: u64 = 1 << 30;
 
@@ -305,7 +307,7 @@ impl Scenario {
         };
         let rto = Duration::from_micros(keys.rto_us.into());
         let loss = LossLimits { rto_floor: rto, rto_start: rto, ..LossLimits::default() };
-        Ok(Some(MultipathConfig { policy, paths: keys.paths, window: keys.window, law, loss, agreed: true }))
+        Ok(Some(MultipathConfig { policy, paths: keys.paths, window: keys.window, law, delay: END_DELAY, loss, agreed: true }))
     }
 
     /// Checks the values.

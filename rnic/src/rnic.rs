@@ -39,6 +39,8 @@ pub struct MultipathConfig {
     pub window: u16,
     /// The law of the congestion window.
     pub law: spray::Law,
+    /// Delay beyond the least round-trip time that is never taken for congestion: what the ends' processors may add.
+    pub delay: core::time::Duration,
     /// Bounds of the retransmission time-out.
     pub loss: spray::LossLimits,
     /// Every peer is known to do the same, with the same window: connections use many paths from their first packet, without asking.

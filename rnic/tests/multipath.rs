@@ -18,6 +18,7 @@ const CONFIG: MultipathConfig = MultipathConfig {
     paths: 16,
     window: 256,
     law: Law::Proportional,
+    delay: Duration::from_micros(50),
     loss: LossLimits {
         rto_floor: Duration::from_micros(250),
         rto_start: Duration::from_millis(2),

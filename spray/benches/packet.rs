@@ -24,7 +24,10 @@ fn config(policy: Policy, paths: u16) -> SenderConfig {
         window: 512,
         first_psn: FIRST,
         law: Law::Proportional,
-        limits: WindowLimits { start: 512 * u64::from(BYTES), ..WindowLimits::for_software(u32::from(BYTES), 512) },
+        limits: WindowLimits {
+            start: 512 * u64::from(BYTES),
+            ..WindowLimits::for_software(u32::from(BYTES), 512, Duration::from_micros(50))
+        },
         loss: LossLimits::default(),
     }
 }

@@ -20,7 +20,7 @@ fn sender(policy: Policy, law: Law) -> Sender {
         window: 256,
         first_psn: FIRST,
         law,
-        limits: WindowLimits::for_software(4096, 256),
+        limits: WindowLimits::for_software(4096, 256, Duration::from_micros(50)),
         loss: LossLimits::default(),
     })
 }
@@ -48,7 +48,7 @@ proptest! {
         steps in proptest::collection::vec((sack(), 0_u32..80, 0_u64..400, 0_u8..3), 1..80),
     ) {
         let mut sender = sender(policy, if nscc { Law::Nscc } else { Law::Proportional });
-        let limits = WindowLimits::for_software(4096, 256);
+        let limits = WindowLimits::for_software(4096, 256, Duration::from_micros(50));
         let (mut now, mut sent) = (Instant::from_nanos(1 << 40), 0_u32);
         for ((psn, is_now, mut sack), sends, later, kind) in steps {
             for _ in 0..sends {

@@ -67,7 +67,7 @@ pub fn spray_packet(bytes: &[u8]) {
         window: 64,
         first_psn: Psn::new(0xFF_FFF0),
         law: Law::Nscc,
-        limits: WindowLimits::for_software(1024, 64),
+        limits: WindowLimits::for_software(1024, 64, Duration::from_micros(50)),
         loss: LossLimits::default(),
     });
     let now = Instant::from_nanos(1 << 32);

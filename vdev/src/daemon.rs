@@ -56,12 +56,12 @@ impl DaemonConfig {
 
     fn core(&self, seed: u64) -> Config {
         let multipath = (self.paths > 1).then(|| MultipathConfig {
-            policy: Policy::Mixed,
+            policy: Policy::Oblivious,
             paths: self.paths,
             window: WINDOW,
-            // The other one takes delays of processors for those of a network, and halves a connection's rate on a busy machine.
             law: Law::Proportional,
             // A peer on a busy machine may be off its processor for a while.
+            delay: Duration::from_millis(1),
             loss: LossLimits { rto_floor: Duration::from_millis(2), ..LossLimits::default() },
             agreed: false,
         });

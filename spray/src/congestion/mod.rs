@@ -43,8 +43,9 @@ pub struct WindowLimits {
 }
 
 impl WindowLimits {
-    /// For a software end: 64 packets to start with, 4 at least, `window` at most, delays of 50 µs or less not counted.
-    pub fn for_software(packet: u32, window: u16) -> WindowLimits {
+    /// 64 packets to start with, 4 at least, `window` at most. Delays up to `delay` are not counted: 50 µs are what a software end adds
+    /// that has its processor for itself.
+    pub fn for_software(packet: u32, window: u16, delay: Duration) -> WindowLimits {
         let bytes = |packets: u16| u64::from(packets) * u64::from(packet);
         WindowLimits {
             packet,
@@ -53,7 +54,7 @@ impl WindowLimits {
             ceiling: bytes(window),
             base_rtt: None,
             target: 1.0,
-            target_floor: Duration::from_micros(50),
+            target_floor: delay,
             bdp: None,
         }
     }

@@ -98,7 +98,7 @@ pub struct Pipe {
 }
 
 pub fn config(policy: Policy, paths: usize) -> SenderConfig {
-    let mut limits = WindowLimits::for_software(u32::from(PACKET), 1024);
+    let mut limits = WindowLimits::for_software(u32::from(PACKET), 1024, Duration::from_micros(50));
     limits.target_floor = us(20);
     SenderConfig {
         policy,

@@ -91,7 +91,7 @@ impl Qp {
                 window,
                 first_psn: cursor.psn,
                 law: config.law,
-                limits: WindowLimits::for_software(packet, window),
+                limits: WindowLimits::for_software(packet, window, config.delay),
                 loss: config.loss,
             });
             multipath.tx = Some(Tx { sender, numbers: vec![(0, 0); slots].into_boxed_slice(), active: true, asks: false });
