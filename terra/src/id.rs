@@ -1,11 +1,13 @@
 //! Identities: one type per thing, so that a site is never taken for a link.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $inner:ty) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
         pub struct $name(pub $inner);
 
         impl fmt::Display for $name {
@@ -31,6 +33,11 @@ id!(
 id!(
     /// A job, unique in its workload.
     JobId, u64
+);
+id!(
+    /// Numbers what agents are told: whatever has a greater one is later. 0 is before everything.
+    #[derive(Default)]
+    Epoch, u64
 );
 
 impl SiteId {

@@ -25,6 +25,7 @@ pub mod path;
 pub mod policy;
 pub mod random;
 pub mod read;
+mod release;
 pub mod report;
 pub mod share;
 pub mod sim;
@@ -34,7 +35,7 @@ pub mod workload;
 
 pub use allocation::{Allocation, Fault, check};
 pub use coflow::{Coflow, CoflowError, Flow, FlowGroup};
-pub use id::{CoflowId, JobId, LinkId, SiteId};
+pub use id::{CoflowId, Epoch, JobId, LinkId, SiteId};
 pub use path::Path;
 pub use wan::{Wan, WanError};
 

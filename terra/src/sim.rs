@@ -4,6 +4,7 @@ use crate::allocation::{Allocation, Fault, check};
 use crate::coflow::Coflow;
 use crate::id::{CoflowId, JobId, LinkId};
 use crate::policy::{Active, Event, Policy, State};
+use crate::release::Releases;
 use crate::report::{CoflowRecord, JobRecord, Report};
 use crate::wan::{Wan, WanError};
 use crate::workload::{Workload, WorkloadError};
@@ -75,10 +76,8 @@ struct Run<'a> {
     now_s: f64,
     active: BTreeMap<CoflowId, Active>,
     rates: BTreeMap<CoflowId, Vec<f64>>,
-    /// Coflows released at a known time, by that time's bits (times are not negative, so bits sort as numbers do).
-    due: BTreeSet<(u64, usize, usize)>,
-    waiting: Vec<Vec<usize>>,
-    unfinished: Vec<usize>,
+    /// Of jobs by their index.
+    releases: Releases<usize>,
     owner: BTreeMap<CoflowId, (usize, usize)>,
     events: Vec<Event>,
     report: Report,
@@ -126,7 +125,7 @@ impl<'a> Simulation<'a> {
         let mut said = 0;
         for _ in 0..self.max_decisions {
             let next_change = changes.peek().map(|change| change.at_s);
-            let next = [run.next_release(), next_change, wake, run.next_end()].into_iter().flatten().min_by(f64::total_cmp);
+            let next = [run.releases.next_s(), next_change, wake, run.next_end()].into_iter().flatten().min_by(f64::total_cmp);
             let Some(next) = next else {
                 let first = run.active.keys().next().copied();
                 return match first {
@@ -176,28 +175,18 @@ impl<'a> Run<'a> {
             now_s: 0.0,
             active: BTreeMap::new(),
             rates: BTreeMap::new(),
-            due: BTreeSet::new(),
-            waiting: Vec::new(),
-            unfinished: Vec::new(),
+            releases: Releases::default(),
             owner: BTreeMap::new(),
             events: Vec::new(),
             report: Report::new(policy),
         };
         for (index, job) in workload.jobs.iter().enumerate() {
-            run.waiting.push(job.stages.iter().map(|stage| stage.after.len()).collect());
-            run.unfinished.push(job.stages.len());
+            run.releases.add(index, job, &BTreeSet::new());
             for (stage, entry) in job.stages.iter().enumerate() {
                 run.owner.insert(entry.coflow.id, (index, stage));
-                if entry.after.is_empty() {
-                    run.due.insert(((job.arrival_s + entry.coflow.release_s).to_bits(), index, stage));
-                }
             }
         }
         run
-    }
-
-    fn next_release(&self) -> Option<f64> {
-        self.due.first().map(|(at, ..)| f64::from_bits(*at))
     }
 
     fn next_end(&self) -> Option<f64> {
@@ -253,29 +242,14 @@ impl<'a> Run<'a> {
             weight: coflow.weight,
             deadline_s: coflow.deadline_s,
         });
-        for (follower, entry) in job.stages.iter().enumerate() {
-            let times = entry.after.iter().filter(|before| **before == stage).count();
-            if times > 0 {
-                self.waiting[index][follower] -= times;
-                if self.waiting[index][follower] == 0 {
-                    let at_s = self.now_s.max(job.arrival_s + entry.coflow.release_s);
-                    self.due.insert((at_s.to_bits(), index, follower));
-                }
-            }
-        }
-        self.unfinished[index] -= 1;
-        if self.unfinished[index] == 0 {
+        if self.releases.done(self.now_s, index, job, stage) {
             self.report.jobs.push(JobRecord { id: JobId(job.id.0), arrived_s: job.arrival_s, done_s: self.now_s });
         }
     }
 
     /// Releases what is due; coflows without any flow are done at once, which may make others due.
     fn release_due(&mut self) {
-        while let Some(&(at, index, stage)) = self.due.first() {
-            if f64::from_bits(at) > self.now_s {
-                break;
-            }
-            self.due.pop_first();
+        while let Some((index, stage)) = self.releases.pop_due(self.now_s) {
             let coflow = self.workload.jobs[index].stages[stage].coflow.clone();
             if coflow.groups.is_empty() {
                 self.finish(&coflow, self.now_s);

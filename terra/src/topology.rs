@@ -1,9 +1,12 @@
-//! Networks to work on: three known ones, kept as link lists in this repository, and synthetic ones of any size.
+//! Networks to work on: three published ones, kept as link lists in this repository, and synthetic ones of any size.
 
 use crate::id::SiteId;
 use crate::random::Random;
 use crate::read::links;
 use crate::wan::Wan;
+
+/// Decides the synthetic networks that have a name.
+const SYNTHETIC_SEED: u64 = 1;
 
 /// A network that comes with the crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,11 +17,17 @@ pub enum Known {
     GScale,
     /// 25 sites, 56 edges of 1 to 100 Gbit/s.
     Att,
+    /// Synthetic: 40 sites, 90 edges of 1 to 100 Gbit/s.
+    Random40,
+    /// Synthetic: 100 sites, 250 edges of 1 to 100 Gbit/s.
+    Random100,
 }
 
 impl Known {
+    /// Those of published evaluations, smallest first.
+    pub const PUBLISHED: [Self; 3] = [Self::Swan, Self::GScale, Self::Att];
     /// All of them, smallest first.
-    pub const ALL: [Self; 3] = [Self::Swan, Self::GScale, Self::Att];
+    pub const ALL: [Self; 5] = [Self::Swan, Self::GScale, Self::Att, Self::Random40, Self::Random100];
 
     /// The name used in files and on command lines.
     pub fn name(self) -> &'static str {
@@ -26,6 +35,8 @@ impl Known {
             Self::Swan => "swan",
             Self::GScale => "gscale",
             Self::Att => "att",
+            Self::Random40 => "random40",
+            Self::Random100 => "random100",
         }
     }
 
@@ -40,6 +51,8 @@ impl Known {
             Self::Swan => include_str!("../topologies/swan.links"),
             Self::GScale => include_str!("../topologies/gscale.links"),
             Self::Att => include_str!("../topologies/att.links"),
+            Self::Random40 => return random(40, 90, SYNTHETIC_SEED),
+            Self::Random100 => return random(100, 250, SYNTHETIC_SEED),
         };
         links::parse(text).expect("the link lists of this repository are good")
     }
@@ -78,7 +91,7 @@ mod tests {
 
     #[test]
     fn known_networks_have_the_published_sizes() {
-        let sizes = Known::ALL.map(|known| {
+        let sizes = Known::PUBLISHED.map(|known| {
             let wan = known.wan();
             wan.check_connected().unwrap();
             let one_way: f64 = wan.capacities().iter().sum::<f64>() / 2.0;

@@ -150,7 +150,7 @@ impl Workload {
 }
 
 /// The ids of coflows of a workload made job by job: unique, and readable as job and stage.
-pub(crate) fn coflow_id(job: JobId, stage: usize) -> CoflowId {
+pub fn coflow_id(job: JobId, stage: usize) -> CoflowId {
     CoflowId(job.0 * MAX_STAGES as u64 + stage as u64)
 }
 

@@ -1,7 +1,7 @@
 //! `vrdma`: the one binary of the project.
 //!
 //! Owns: what the user typed, what it means, and what is printed. Never: any work of the daemon; apart from `daemon` itself,
-//! `bench` and `sim` everything goes through the daemon's control API, so that what the command line can do, any program can.
+//! `bench`, `sim` and `wan` everything goes through the daemon's control API, so that what the command line can do, any program can.
 //!
 //! Exit codes: 0 done, 1 the operation failed, 2 the command line is wrong. A reader that closes our output early (`| head`)
 //! is no failure.
@@ -10,16 +10,19 @@ mod api;
 mod args;
 mod bench;
 mod cdi;
+mod cores;
 mod daemon;
 mod demo;
 mod dev;
 mod draw;
+mod input;
 mod library;
 mod output;
 mod place;
 mod run;
 mod sim;
 mod view;
+mod wan;
 
 use std::process::ExitCode;
 
@@ -54,6 +57,7 @@ fn carry_out(args: Args) -> Result<()> {
         Command::Cdi(command) => cdi::carry_out(&place()?, command, args.json),
         Command::Run(options) => run::carry_out(&place()?, options),
         Command::Sim(command) => sim::carry_out(&command, args.json),
+        Command::Wan(command) => wan::carry_out(&command, args.json),
     }
 }
 

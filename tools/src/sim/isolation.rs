@@ -9,8 +9,8 @@ use fabric::sharing::table::{Row, rows};
 use plotters::prelude::*;
 use serde::Serialize;
 
-use super::on_all_cores;
 use crate::args::SimIsolationOptions;
+use crate::cores::on_all_cores;
 use crate::draw::{Area, Drawn, svg};
 use crate::output::{print, print_json, progress_bar, table};
 

@@ -4,19 +4,16 @@ mod isolation;
 mod plot;
 mod reference;
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use fabric::{Group, Report, Scenario, Sim};
 use indicatif::ProgressBar;
 
 use crate::args::{SimCommand, SimRunOptions};
+use crate::cores::on_all_cores;
+use crate::input::read;
 use crate::output::{print, print_json, progress_bar, table};
 
 /// Bytes of a scenario and of a trace, at most.
@@ -80,18 +77,6 @@ fn run(options: &SimRunOptions, as_json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Reads a text file of bounded length.
-fn read(path: &Path, limit: u64) -> Result<String> {
-    let name = path.display();
-    let file = File::open(path).with_context(|| format!("cannot read {name}"))?;
-    let kind = file.metadata().with_context(|| format!("cannot read {name}"))?;
-    ensure!(kind.is_file(), "cannot read {name}: it is not a file");
-    let mut text = String::new();
-    file.take(limit + 1).read_to_string(&mut text).with_context(|| format!("cannot read {name}"))?;
-    ensure!(text.len() as u64 <= limit, "{name} is longer than {limit} bytes");
-    Ok(text)
-}
-
 /// Runs independent simulations, one per processor core at a time; reports in the order of the scenarios.
 fn run_all(scenarios: &[Scenario], trace: Option<&str>) -> Result<Vec<Report>> {
     let bar = progress_bar(0, "transfers");
@@ -99,26 +84,6 @@ fn run_all(scenarios: &[Scenario], trace: Option<&str>) -> Result<Vec<Report>> {
     let reports = on_all_cores(scenarios, |scenario| run_one(scenario, trace, &bar));
     bar.finish_and_clear();
     reports
-}
-
-/// Does independent work, one piece per processor core at a time; results in the order of the pieces.
-fn on_all_cores<T: Sync, R: Send>(pieces: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
-    let next = AtomicUsize::new(0);
-    let done: Mutex<BTreeMap<usize, R>> = Mutex::new(BTreeMap::new());
-    let work_on = || -> Result<()> {
-        loop {
-            let n = next.fetch_add(1, Ordering::Relaxed);
-            let Some(piece) = pieces.get(n) else { return Ok(()) };
-            let result = work(piece)?;
-            done.lock().expect("no thread panics while it holds the lock").insert(n, result);
-        }
-    };
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(pieces.len());
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work_on)).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().expect("a simulation does not panic"))
-    })?;
-    Ok(done.into_inner().expect("as above").into_values().collect())
 }
 
 /// Runs one simulation and shows how far it is.

@@ -1,21 +1,13 @@
 //! The report of a simulation as one HTML file with plots: completion times, use of links, depth of queues.
 
-use std::ops::Range;
-
 use anyhow::Result;
 use fabric::Report;
-use plotters::prelude::*;
+use plotters::prelude::SeriesLabelPosition;
 
 use super::{group_name, tables};
-use crate::draw::svg;
+use crate::draw::{Chart, Line, svg};
 
 const SIZE: (u32, u32) = (860, 360);
-
-/// A line of a plot.
-struct Line {
-    name: String,
-    points: Vec<(f64, f64)>,
-}
 
 /// The whole page.
 pub fn html(title: &str, report: &Report) -> Result<String> {
@@ -51,29 +43,11 @@ pub fn html(title: &str, report: &Report) -> Result<String> {
 
 /// A plot as SVG. Without points it is a sentence instead.
 fn plot(title: &str, x: &str, y: &str, lines: &[Line]) -> Result<String> {
-    let points = || lines.iter().flat_map(|line| &line.points);
-    if points().count() == 0 {
+    if lines.iter().all(|line| line.points.is_empty()) {
         return Ok(format!("<p>{}: nothing was sampled (report.sample_us).</p>\n", escape(title)));
     }
-    let end = |of: fn(&(f64, f64)) -> f64| points().map(of).fold(0.0, f64::max);
-    // An axis needs a length.
-    let axis = |end: f64| -> Range<f64> { 0.0..if end > 0.0 { end * 1.02 } else { 1.0 } };
-    svg(SIZE, |area| {
-        let mut chart = ChartBuilder::on(area)
-            .caption(title, ("sans-serif", 18))
-            .margin(8)
-            .x_label_area_size(36)
-            .y_label_area_size(70)
-            .build_cartesian_2d(axis(end(|point| point.0)), axis(end(|point| point.1)))?;
-        chart.configure_mesh().x_desc(x).y_desc(y).light_line_style(WHITE).draw()?;
-        for (n, line) in lines.iter().enumerate() {
-            let color = Palette99::pick(n).to_rgba();
-            let series = LineSeries::new(line.points.iter().copied(), color.stroke_width(2));
-            let drawn = chart.draw_series(series)?;
-            drawn.label(&line.name).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
-        }
-        chart.configure_series_labels().position(SeriesLabelPosition::UpperRight).background_style(WHITE.mix(0.8)).draw()
-    })
+    let chart = Chart { title, x, y, log_x: false, legend: SeriesLabelPosition::UpperRight };
+    svg(SIZE, |area| chart.draw(area, lines))
 }
 
 fn escape(text: &str) -> String {

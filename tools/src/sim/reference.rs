@@ -11,7 +11,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde::Serialize;
 
-use super::on_all_cores;
+use crate::cores::on_all_cores;
 use crate::output::{print, print_json, progress_bar, table};
 
 /// The reference's fat tree has switches of 16 ports.
