@@ -9,6 +9,7 @@
 //!   the comparators.
 //! - [`sim::Simulation`] runs a policy over a [`workload::Workload`] without any clock; [`compare`] runs all of them; [`lp_bound`]
 //!   is what no schedule can beat.
+//! - [`controller::Controller`] is the live scheduler, as a state machine.
 //! - [`read`] holds the input formats; [`topology`] and [`generate`] make networks and workloads.
 //!
 //! Units everywhere: volumes in Gbit, rates and capacities in Gbit/s, times in seconds, all `f64` and named so.
@@ -17,6 +18,7 @@
 pub mod allocation;
 pub mod coflow;
 pub mod compare;
+pub mod controller;
 pub mod generate;
 pub mod id;
 pub mod lp_bound;
