@@ -47,7 +47,18 @@ pub fn root() -> Option<PathBuf> {
     root.is_dir().then_some(root)
 }
 
-/// A container with one program in it, on the default network. Dropping it ends both.
+/// What a container is given.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ContainerOptions<'a> {
+    /// Devices, by their CDI names.
+    pub devices: &'a [&'a str],
+    /// Files and folders of the host, read only at the same paths.
+    pub files: &'a [&'a str],
+    /// Network namespace of the host to be in, rather than on the default network.
+    pub netns: Option<&'a str>,
+}
+
+/// A container with one program in it. Dropping it ends both.
 #[derive(Debug)]
 pub struct Container {
     name: String,
@@ -56,15 +67,18 @@ pub struct Container {
 }
 
 impl Container {
-    /// Starts `words` in a container over `root`, with these devices, by their CDI names, and files of the host at the same paths.
-    pub fn start(root: &Path, folder: &Path, name: &str, devices: &[&str], files: &[&str], words: &[&str]) -> Container {
+    /// Starts `words` in a container over `root`.
+    pub fn start(root: &Path, folder: &Path, name: &str, options: &ContainerOptions<'_>, words: &[&str]) -> Container {
         let mut command =
             podman(&["run", "--rm", "--name", name, "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
-        for device in devices {
+        for device in options.devices {
             command.args(["--device", device]);
         }
-        for file in files {
+        for file in options.files {
             command.args(["--volume", &format!("{file}:{file}:ro")]);
+        }
+        if let Some(netns) = options.netns {
+            command.args(["--network", &format!("ns:/run/netns/{netns}")]);
         }
         // `:O` lays a throw-away layer over the root.
         command.args(["--rootfs", &format!("{}:O", root.display())]).args(words);
@@ -73,10 +87,17 @@ impl Container {
 
     /// Its address on the default network, once it has one.
     pub fn address(&self) -> Option<String> {
-        let inspected = podman(&["inspect", "--format", "{{.NetworkSettings.IPAddress}}", &self.name]).output();
-        let output = inspected.expect("podman can be started");
-        let address = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        (output.status.success() && !address.is_empty()).then_some(address)
+        self.inspect("{{.NetworkSettings.IPAddress}}").filter(|address| !address.is_empty())
+    }
+
+    /// The process of its program, as the host numbers it, once it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.inspect("{{.State.Pid}}")?.parse().ok().filter(|&pid| pid != 0)
+    }
+
+    fn inspect(&self, format: &str) -> Option<String> {
+        let output = podman(&["inspect", "--format", format, &self.name]).output().expect("podman can be started");
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 }
 

@@ -1,23 +1,19 @@
 //! Guests with the mainline `erdma` driver, unmodified, on devices of one daemon: a bed for runs of unmodified programs between
 //! two of them, between one and a program on the host, and between one and Linux soft-RoCE (`rdma_rxe`) in another guest.
 
-use crate::interop::{figure, is_by_cm, one_line, words};
-use crate::matrix::{Row, free_port, is_listening, judge};
-use crate::vm::{Guest, GuestOptions, Image, Job, Switch};
-use crate::{Daemon, DaemonOptions, Ended, Program};
+use crate::container::{Container, ContainerOptions};
+use crate::matrix::{self, Row, free_port};
+use crate::vm::{Guest, GuestOptions, Image, Pair, Running, Switch, words};
+use crate::{Daemon, DaemonOptions};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How long one run may take.
-const RUN_LIMIT: Duration = Duration::from_secs(300);
-/// How long a server may take until it listens, and how long after the end of one side the other may go on.
-const MEET_LIMIT: Duration = Duration::from_secs(60);
-/// How often a client tries to reach a server whose listening cannot be seen from outside, a second apart.
-const TRIES: u32 = 10;
+/// How long QEMU may take for a command, and the guest to let go of a device.
+const QMP_LIMIT: Duration = Duration::from_secs(60);
 /// Memory of a guest in MiB.
 const MEMORY_MIB: u32 = 448;
 /// Path MTU over plain Ethernet.
@@ -30,6 +26,8 @@ pub enum End {
     Guest(usize),
     /// On the host, on the daemon's device for programs.
     Host,
+    /// On the host, in a container with the same device.
+    Container,
 }
 
 /// What the second guest is.
@@ -69,27 +67,14 @@ pub struct Bed {
     switch: Switch,
     image: Image,
     module: PathBuf,
+    containers: Option<Containers>,
 }
 
-enum Running {
-    Host(Box<Program>),
-    Guest(Job),
-}
-
-impl Running {
-    fn wait(&mut self, limit: Duration) -> Option<Ended> {
-        match self {
-            Running::Host(program) => program.wait(limit),
-            Running::Guest(job) => job.wait(limit),
-        }
-    }
-
-    fn output(&self) -> String {
-        match self {
-            Running::Host(program) => program.output(),
-            Running::Guest(job) => job.output(),
-        }
-    }
+/// What containers are made of.
+#[derive(Debug)]
+struct Containers {
+    root: PathBuf,
+    started: u32,
 }
 
 impl Bed {
@@ -98,9 +83,10 @@ impl Bed {
         let switch = Switch::new(2);
         let netns = Some(switch.netns().to_owned());
         let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
-        daemon.add_device("host", Switch::IPV4);
+        daemon.add_device(&host_device(), Switch::IPV4);
         let (image, module) = (image.clone(), module.to_owned());
-        let mut bed = Bed { gid_index: Vec::new(), guests: Vec::new(), second, daemon, switch, image, module };
+        let (gid_index, guests, containers) = (Vec::new(), Vec::new(), None);
+        let mut bed = Bed { gid_index, guests, second, daemon, switch, image, module, containers };
         if second == Second::Rxe {
             bed.steer();
         }
@@ -128,7 +114,9 @@ impl Bed {
         }
         if self.second == Second::Absent {
             let qmp = format!("unix:{},server=on,wait=off", self.qmp().display());
-            options.qemu.extend(["-device", "pcie-root-port,id=slot,chassis=9,slot=9", "-qmp", &qmp].map(str::to_owned));
+            // The firmware keeps 2 MiB for a port that is empty, too little for the device's first BAR.
+            let port = "pcie-root-port,id=plug,chassis=9,slot=9,mem-reserve=8M";
+            options.qemu.extend(["-device", port, "-qmp", &qmp].map(str::to_owned));
         } else if !self.is_rxe(n) {
             options.qemu.extend(["-device".to_owned(), self.device(n).to_string()]);
         }
@@ -161,49 +149,45 @@ impl Bed {
     pub fn plug(&mut self) -> Result<(), String> {
         let mut device = self.device(0);
         device["id"] = "rdma".into();
-        device["bus"] = "slot".into();
-        self.tell_qemu("device_add", device)?;
+        device["bus"] = "plug".into();
+        self.tell_qemu("device_add", device, None)?;
         self.guests[0].succeed("until grep -q 0x1ded /sys/bus/pci/devices/*/vendor; do sleep 0.1; done");
         self.gid_index = vec![self.load(0)];
         Ok(())
     }
 
-    /// Takes it out again, and waits until the daemon sees that it is gone.
+    /// Takes it out again.
     ///
     /// # Errors
-    /// QEMU's, or the guest keeps it.
+    /// QEMU's, or the guest keeps it, or QEMU ended: then the end of what it said.
     pub fn unplug(&mut self) -> Result<(), String> {
-        self.tell_qemu("device_del", json!({"id": "rdma"}))?;
-        let deadline = Instant::now() + MEET_LIMIT;
-        while self.daemon.device(&device_name(0))["vm"]["connected"] != false {
-            if Instant::now() > deadline {
-                return Err(format!("the device is still in the guest after {MEET_LIMIT:?}"));
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        self.tell_qemu("device_del", json!({"id": "rdma"}), Some("DEVICE_DELETED"))?;
         self.guests[0].succeed("rmmod erdma");
         Ok(())
     }
 
-    /// One command of QEMU's own protocol.
-    fn tell_qemu(&self, command: &str, arguments: Value) -> Result<(), String> {
-        let mut stream = UnixStream::connect(self.qmp()).map_err(|error| error.to_string())?;
+    /// One command of QEMU's own protocol, and what is to happen then.
+    fn tell_qemu(&self, command: &str, arguments: Value, event: Option<&str>) -> Result<(), String> {
+        let broken = |error: std::io::Error| format!("{command}: {error}; QEMU: {}", self.guests[0].qemu_output());
+        let mut stream = UnixStream::connect(self.qmp()).map_err(broken)?;
+        stream.set_read_timeout(Some(QMP_LIMIT)).map_err(broken)?;
         for (command, arguments) in [("qmp_capabilities", json!({})), (command, arguments)] {
-            writeln!(stream, "{}", json!({"execute": command, "arguments": arguments})).map_err(|error| error.to_string())?;
+            writeln!(stream, "{}", json!({"execute": command, "arguments": arguments})).map_err(broken)?;
         }
         let mut answers = 0;
+        let mut happened = event.is_none();
         for line in BufReader::new(stream).lines() {
-            let line: Value =
-                serde_json::from_str(&line.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
+            let line: Value = serde_json::from_str(&line.map_err(broken)?).map_err(|error| error.to_string())?;
             if !line["error"].is_null() {
                 return Err(format!("{command}: {}", line["error"]["desc"]));
             }
             answers += u32::from(!line["return"].is_null());
-            if answers == 2 {
+            happened |= event.is_some_and(|event| line["event"] == event);
+            if answers == 2 && happened {
                 return Ok(());
             }
         }
-        Err(format!("{command}: QEMU has ended"))
+        Err(broken(std::io::ErrorKind::UnexpectedEof.into()))
     }
 
     /// Loads a guest's driver; returns the index of the GID that programs use there.
@@ -215,12 +199,11 @@ impl Bed {
             "modprobe -a ib_uverbs rdma_ucm && insmod /mnt/job/erdma.ko"
         };
         guest.succeed(load);
-        let gid = crate::interop::mapped_gid(&port.ipv4);
-        let found = guest.succeed(&format!(
-            "until ibv_devinfo | grep -q PORT_ACTIVE; do sleep 0.1; done
-             cd /sys/class/infiniband/*/ports/1/gids && until grep -lx {gid} *; do sleep 0.1; done 2>/dev/null"
-        ));
-        found.trim().parse().unwrap_or_else(|_| panic!("index of GID {gid}: {found:?}"))
+        guest.succeed(
+            "for n in $(seq 300); do ibv_devinfo | grep -q PORT_ACTIVE && exit; sleep 0.1; done 2>/dev/null
+             dmesg | tail -n 20; exit 1",
+        );
+        guest.gid_index(&port.ipv4_gid())
     }
 
     /// Packets of RoCEv2 for the first guest's address end at the daemon, which is that guest's RNIC; all else goes to the guest.
@@ -255,49 +238,29 @@ impl Bed {
     /// A line that says what, with the end of both outputs.
     pub fn run(&mut self, row: &Row, server_at: End, client_at: End) -> Result<String, String> {
         let port = free_port().to_string();
-        let mut server = self.start(row, &port, server_at, None);
-        self.wait_until_listening(row, &mut server, server_at, &port)?;
         let address = self.address(server_at);
-        let mut client = self.start(row, &port, client_at, Some(&address));
-        let mut ended = client.wait(RUN_LIMIT);
-        for _ in 1..TRIES {
-            let refused =
-                is_by_cm(row) && server_at == End::Host && ended.as_ref().is_some_and(|ended| !ended.status.success());
-            if !refused || server.wait(Duration::from_secs(1)).is_some() {
-                break;
-            }
-            client = self.start(row, &port, client_at, Some(&address));
-            ended = client.wait(RUN_LIMIT);
-        }
-        let server_ended = server.wait(MEET_LIMIT);
-        let both = || format!("client: {}; server: {}", one_line(&client.output()), one_line(&server.output()));
-        match (&ended, &server_ended) {
-            (None, _) => return Err(format!("the client still ran after {RUN_LIMIT:?}; {}", both())),
-            (Some(ended), _) if !ended.status.success() => return Err(format!("client: {}; {}", ended.status, both())),
-            (_, None) => return Err(format!("the server still ran {MEET_LIMIT:?} after the client; {}", both())),
-            (_, Some(ended)) if !ended.status.success() => return Err(format!("server: {}; {}", ended.status, both())),
-            _ => {}
-        }
-        let report = client.output();
-        judge(row, &report).map_err(|complaint| format!("{complaint}; {}", both()))?;
-        Ok(figure(&report))
+        let pair = Pair::run(row, &port, |end| match end {
+            matrix::End::Server => self.start(row, &port, server_at, None),
+            matrix::End::Client => self.start(row, &port, client_at, Some(&address)),
+        });
+        pair.result
     }
 
     fn address(&self, end: End) -> String {
         match end {
             End::Guest(n) => self.switch.port(n).ipv4.clone(),
-            End::Host => Switch::IPV4.to_owned(),
+            End::Host | End::Container => Switch::IPV4.to_owned(),
         }
     }
 
     fn start(&mut self, row: &Row, port: &str, at: End, peer: Option<&str>) -> Running {
         let own = self.address(at);
         match at {
-            End::Host => {
+            End::Host | End::Container => {
                 let mut words = words(row, port, &own, 0, PATH_MTU, peer);
                 words.splice(..1, self.image.program(&words[0]));
                 let words: Vec<&str> = words.iter().map(String::as_str).collect();
-                Running::Host(Box::new(self.daemon.run("host", &words)))
+                if at == End::Host { self.on_host(&words) } else { self.in_container(&words) }
             }
             End::Guest(n) => {
                 let words = words(row, port, &own, self.gid_index[n], PATH_MTU, peer).join(" ");
@@ -306,26 +269,26 @@ impl Bed {
         }
     }
 
-    fn wait_until_listening(&self, row: &Row, server: &mut Running, at: End, port: &str) -> Result<(), String> {
-        let listens = match (server, at) {
-            (Running::Host(program), _) => {
-                let deadline = Instant::now() + MEET_LIMIT;
-                while !is_by_cm(row) && !is_listening(program.pid(), port) && Instant::now() < deadline {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                is_by_cm(row) || is_listening(program.pid(), port)
-            }
-            (Running::Guest(_), End::Guest(n)) => {
-                let look = if is_by_cm(row) {
-                    format!("rdma resource show cm_id | grep LISTEN | grep -q ':{port} '")
-                } else {
-                    format!("ss -Hltn sport = :{port} | grep -q .")
-                };
-                self.guests[n].start(&format!("until {look}; do sleep 0.05; done")).wait(MEET_LIMIT).is_some()
-            }
-            (Running::Guest(_), End::Host) => unreachable!("what runs in a guest is there"),
-        };
-        if listens { Ok(()) } else { Err("the server does not listen".into()) }
+    fn on_host(&mut self, words: &[&str]) -> Running {
+        Running::Host(Box::new(self.daemon.run(&host_device(), words)))
+    }
+
+    fn in_container(&mut self, words: &[&str]) -> Running {
+        let containers = self.containers.as_mut().expect("the bed was opened to containers");
+        containers.started += 1;
+        let name = format!("vrdma-{}-{}", std::process::id(), containers.started);
+        let device = format!("vrdma.local/rdma={}", host_device());
+        let image = self.image.root();
+        let image = image.to_str().expect("the path of the image is text");
+        let options = ContainerOptions { devices: &[&device], files: &[image], netns: Some(self.switch.netns()) };
+        Running::Container(Box::new(Container::start(&containers.root, self.daemon.folder(), &name, &options, words)))
+    }
+
+    /// Lets runs have a side in a container over `root`.
+    pub fn open_to_containers(&mut self, root: PathBuf) {
+        let generated = self.daemon.cli(&["cdi", "generate", &host_device()]);
+        assert!(generated.status.success(), "{}", generated.output);
+        self.containers = Some(Containers { root, started: 0 });
     }
 
     /// A guest, for commands.
@@ -354,6 +317,19 @@ impl Bed {
     pub fn guest_address(&self, n: usize) -> &str {
         &self.switch.port(n).ipv4
     }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if self.containers.is_some() {
+            self.daemon.cli(&["cdi", "remove", &host_device()]);
+        }
+    }
+}
+
+/// The daemon's name for the device of programs. Container engines know it by that name, all over the host.
+fn host_device() -> String {
+    format!("host{}", std::process::id())
 }
 
 /// The daemon's name for a guest's device.

@@ -42,6 +42,15 @@ pub enum Report {
     },
 }
 
+impl Report {
+    /// perftest, one message size.
+    pub const ONE_SIZE: Report = Report::Results { lines: 1 };
+    /// perftest with `-a`.
+    pub const ALL_SIZES: Report = Report::Results { lines: ALL_SIZES };
+    /// `rping -v -C 10`.
+    pub const TEN_PINGS: Report = Report::Prints { text: "ping data: rdma-ping-9" };
+}
+
 /// Message sizes of perftest's `-a`: 2 B to 8 MiB.
 pub const ALL_SIZES: usize = 23;
 

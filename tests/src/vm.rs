@@ -8,10 +8,13 @@ mod capture;
 mod guest;
 mod image;
 mod packets;
+mod pair;
 mod switch;
 
 pub use capture::{Capture, Captured};
 pub use guest::{Guest, GuestOptions, Job};
 pub use image::Image;
 pub use packets::Packet;
+pub use pair::{Pair, Running};
+pub(crate) use pair::{is_by_cm, words};
 pub use switch::{Port, Switch};

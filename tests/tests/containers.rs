@@ -1,7 +1,7 @@
 //! Devices in containers: one each, given by CDI name, on the default network; and the same view for a plain program.
 
 use std::time::{Duration, Instant};
-use tests::container::{self, Container};
+use tests::container::{self, Container, ContainerOptions};
 use tests::{Daemon, missing_program, need_root, one_at_a_time};
 
 const CLIENT: &str = env!("CARGO_BIN_EXE_verbs-client");
@@ -35,7 +35,8 @@ impl Scene {
         let device = device.map(|device| self.cdi_name(device));
         let devices: Vec<&str> = device.as_deref().into_iter().collect();
         let name = format!("vrdma-{}-{name}", std::process::id());
-        Container::start(root, self.daemon.folder(), &name, &devices, &[CLIENT], words)
+        let options = ContainerOptions { devices: &devices, files: &[CLIENT], netns: None };
+        Container::start(root, self.daemon.folder(), &name, &options, words)
     }
 }
 

@@ -13,14 +13,14 @@ const fn row(program: &'static str, options: &'static str, report: Report) -> Ro
 const ROWS: &[(Row, Role)] = &[
     (row("ibv_rc_pingpong", "-c -n 100", Report::Pingpong), Role::Server),
     (row("ibv_rc_pingpong", "-c -n 100", Report::Pingpong), Role::Client),
-    (row("ib_write_bw", "-s 65536 -n 20", Report::Results { lines: 1 }), Role::Server),
-    (row("ib_read_bw", "-s 65536 -n 20 -o 16", Report::Results { lines: 1 }), Role::Client),
-    (row("ib_atomic_lat", "-n 100 -o 16", Report::Results { lines: 1 }), Role::Server),
+    (row("ib_write_bw", "-s 65536 -n 20", Report::ONE_SIZE), Role::Server),
+    (row("ib_read_bw", "-s 65536 -n 20 -o 16", Report::ONE_SIZE), Role::Client),
+    (row("ib_atomic_lat", "-n 100 -o 16", Report::ONE_SIZE), Role::Server),
     (row("ibv_uc_pingpong", "-c -n 100", Report::Pingpong), Role::Server),
     (row("ibv_ud_pingpong", "-c -n 100 -s 1000", Report::Pingpong), Role::Client),
     (row("ibv_srq_pingpong", "-c -n 100", Report::Pingpong), Role::Server),
-    (row("rping", "-v -C 10", Report::Prints { text: "ping data: rdma-ping-9" }), Role::Server),
-    (row("rping", "-v -C 10", Report::Prints { text: "ping data: rdma-ping-9" }), Role::Client),
+    (row("rping", "-v -C 10", Report::TEN_PINGS), Role::Server),
+    (row("rping", "-v -C 10", Report::TEN_PINGS), Role::Client),
 ];
 
 #[test]

@@ -48,10 +48,40 @@ impl Default for GuestOptions {
 #[derive(Debug)]
 pub struct Guest {
     qemu: Program,
+    line: Arc<Line>,
+}
+
+/// The way to a guest, for it and for its jobs.
+#[derive(Debug)]
+struct Line {
     folder: PathBuf,
     port: UnixStream,
-    jobs: Arc<Jobs>,
+    jobs: Jobs,
     next: AtomicU32,
+}
+
+impl Line {
+    /// Starts a script of bash.
+    fn start(self: &Arc<Self>, script: &str) -> std::io::Result<Job> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        std::fs::write(self.folder.join(format!("{id}.sh")), script)?;
+        writeln!(&self.port, "{id}")?;
+        Ok(Job { id, line: self.clone() })
+    }
+
+    /// Takes down what the guest says, until it is gone.
+    fn follow(&self) {
+        for line in BufReader::new(&self.port).lines().map_while(Result::ok) {
+            let mut state = self.jobs.state();
+            match line.split_once(' ').map(|(job, status)| (job.parse(), status.parse())) {
+                Some((Ok(job), Ok(status))) => drop(state.ended.insert(job, status)),
+                _ => state.ready |= line == "ready",
+            }
+            self.jobs.changed.notify_all();
+        }
+        self.jobs.state().gone = true;
+        self.jobs.changed.notify_all();
+    }
 }
 
 /// What is known about ended jobs.
@@ -71,20 +101,6 @@ struct JobsState {
 impl Jobs {
     fn state(&self) -> MutexGuard<'_, JobsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes down what the guest says, until it is gone.
-    fn follow(&self, port: UnixStream) {
-        for line in BufReader::new(port).lines().map_while(Result::ok) {
-            let mut state = self.state();
-            match line.split_once(' ').map(|(job, status)| (job.parse(), status.parse())) {
-                Some((Ok(job), Ok(status))) => drop(state.ended.insert(job, status)),
-                _ => state.ready |= line == "ready",
-            }
-            self.changed.notify_all();
-        }
-        self.state().gone = true;
-        self.changed.notify_all();
     }
 
     /// Waits until `found` finds something; `None` once the guest is gone or after `limit`.
@@ -123,11 +139,11 @@ impl Guest {
         command.env("QEMU_MODULE_DIR", image.root().join("usr/lib/x86_64-linux-gnu/qemu"));
         let mut qemu = Program::start("qemu", &folder, command);
         let port = accept(&listener, &mut qemu);
-        let jobs = Arc::new(Jobs::default());
-        let (follower, other) = (jobs.clone(), port.try_clone().expect("a socket can be shared"));
-        std::thread::spawn(move || follower.follow(other));
-        let guest = Guest { qemu, folder, port, jobs, next: AtomicU32::new(1) };
-        let ready = guest.jobs.wait(BOOT_LIMIT, |state| state.ready.then_some(()));
+        let line = Arc::new(Line { folder, port, jobs: Jobs::default(), next: AtomicU32::new(1) });
+        let follower = line.clone();
+        std::thread::spawn(move || follower.follow());
+        let guest = Guest { qemu, line };
+        let ready = guest.line.jobs.wait(BOOT_LIMIT, |state| state.ready.then_some(()));
         assert!(ready.is_some(), "the guest did not come up in {BOOT_LIMIT:?}; {}", guest.last_words());
         guest.bring_up(network.map(|(_, port)| port));
         guest
@@ -144,20 +160,16 @@ impl Guest {
 
     /// Lets the guest restart, and waits until it is up again. QEMU must have been given `-action reboot=reset`.
     pub fn reboot(&self, port: Option<&Port>) {
-        self.jobs.state().ready = false;
+        self.line.jobs.state().ready = false;
         let _restart = std::mem::ManuallyDrop::new(self.start("busybox reboot -f"));
-        let ready = self.jobs.wait(BOOT_LIMIT, |state| state.ready.then_some(()));
+        let ready = self.line.jobs.wait(BOOT_LIMIT, |state| state.ready.then_some(()));
         assert!(ready.is_some(), "the guest did not come up again in {BOOT_LIMIT:?}; {}", self.last_words());
         self.bring_up(port);
     }
 
     /// Starts a script of bash in the guest.
     pub fn start(&self, script: &str) -> Job {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        std::fs::write(self.folder.join(format!("{id}.sh")), script).expect("the temporary directory is writable");
-        writeln!(&self.port, "{id}").unwrap_or_else(|error| panic!("the guest is gone: {error}; {}", self.last_words()));
-        let port = self.port.try_clone().expect("a socket can be shared");
-        Job { id, folder: self.folder.clone(), jobs: self.jobs.clone(), port }
+        self.line.start(script).unwrap_or_else(|error| panic!("the guest is gone: {error}; {}", self.last_words()))
     }
 
     /// Runs a script to its end. Panics when it takes longer than `limit`.
@@ -176,18 +188,30 @@ impl Guest {
         ended.output
     }
 
+    /// Index of a GID of the guest's only device; the kernel makes one of each address of the interface, in no certain order.
+    pub fn gid_index(&self, gid: &str) -> u32 {
+        let gids = "/sys/class/infiniband/*/ports/1/gids";
+        let found = self.succeed(&format!("cd {gids} && until grep -lx {gid} *; do sleep 0.1; done 2>/dev/null"));
+        found.trim().parse().unwrap_or_else(|_| panic!("index of GID {gid}: {found:?}"))
+    }
+
     /// Whether it has ended, or lost touch.
     pub fn is_gone(&self) -> bool {
-        self.jobs.state().gone
+        self.line.jobs.state().gone
+    }
+
+    /// What its VMM printed.
+    pub fn qemu_output(&self) -> String {
+        self.qemu.output()
     }
 
     /// A folder that host and guest share; the guest sees it as `/mnt/job`.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        &self.line.folder
     }
 
     fn last_words(&self) -> String {
-        let console = std::fs::read(self.folder.join("console")).unwrap_or_default();
+        let console = std::fs::read(self.folder().join("console")).unwrap_or_default();
         let console = String::from_utf8_lossy(&console);
         let lines: Vec<&str> = console.lines().collect();
         let last = lines[lines.len().saturating_sub(30)..].join("\n");
@@ -201,7 +225,7 @@ impl Drop for Guest {
         if std::thread::panicking() {
             eprintln!("--- the guest ---\n{}", self.last_words());
         }
-        let _ = std::fs::remove_dir_all(&self.folder);
+        let _ = std::fs::remove_dir_all(self.folder());
     }
 }
 
@@ -209,33 +233,39 @@ impl Drop for Guest {
 #[derive(Debug)]
 pub struct Job {
     id: u32,
-    folder: PathBuf,
-    jobs: Arc<Jobs>,
-    port: UnixStream,
+    line: Arc<Line>,
 }
 
 impl Job {
     /// What it printed so far.
     pub fn output(&self) -> String {
-        let output = std::fs::read(self.folder.join(format!("{}.out", self.id))).unwrap_or_default();
+        let output = std::fs::read(self.line.folder.join(format!("{}.out", self.id))).unwrap_or_default();
         String::from_utf8_lossy(&output).into_owned()
+    }
+
+    /// Starts another script in the same guest.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn beside(&self, script: &str) -> std::io::Result<Job> {
+        self.line.start(script)
     }
 
     /// Waits for its end, or `None` after `limit` or when the guest is gone.
     pub fn wait(&self, limit: Duration) -> Option<Ended> {
-        let status = self.jobs.wait(limit, |state| state.ended.get(&self.id).copied())?;
+        let status = self.line.jobs.wait(limit, |state| state.ended.get(&self.id).copied())?;
         Some(Ended { status: ExitStatus::from_raw((status & 0xFF) << 8), output: self.output() })
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
-        if !self.jobs.state().ended.contains_key(&self.id) {
+        if !self.line.jobs.state().ended.contains_key(&self.id) {
             let kill = format!("kill -KILL -- -$(cat /mnt/job/{}.pid)", self.id);
             let name = format!("kill{}", self.id);
-            let written = std::fs::write(self.folder.join(format!("{name}.sh")), kill);
+            let written = std::fs::write(self.line.folder.join(format!("{name}.sh")), kill);
             // A guest that is gone runs nothing any more.
-            let _ = written.and_then(|()| writeln!(&self.port, "{name}"));
+            let _ = written.and_then(|()| writeln!(&self.line.port, "{name}"));
             let _ = self.wait(COMMAND_LIMIT);
         }
     }

@@ -1,6 +1,7 @@
 //! A network namespace with a bridge: guests plug in through taps, and the host's own end is an address on the bridge.
 
 use super::Image;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,6 +24,24 @@ pub struct Port {
     pub ipv4: String,
     /// IPv6 address of the guest.
     pub ipv6: String,
+}
+
+impl Port {
+    /// The GID of the guest's IPv4 address, as the kernel prints it.
+    pub fn ipv4_gid(&self) -> String {
+        let address: Ipv4Addr = self.ipv4.parse().expect("an IPv4 address");
+        full_gid(address.to_ipv6_mapped())
+    }
+
+    /// The GID of the guest's IPv6 address, as the kernel prints it.
+    pub fn ipv6_gid(&self) -> String {
+        full_gid(self.ipv6.parse().expect("an IPv6 address"))
+    }
+}
+
+/// All eight groups in full.
+fn full_gid(address: Ipv6Addr) -> String {
+    address.segments().map(|group| format!("{group:04x}")).join(":")
 }
 
 impl Switch {
@@ -112,4 +131,16 @@ impl Drop for Switch {
 fn ip(words: &str) {
     let output = Command::new("ip").args(words.split(' ')).output().expect("ip can be started");
     assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gids_are_written_as_the_kernel_does() {
+        let port = Port { tap: String::new(), mac: String::new(), ipv4: "192.0.2.10".into(), ipv6: "2001:db8::10".into() };
+        assert_eq!(port.ipv4_gid(), "0000:0000:0000:0000:0000:ffff:c000:020a");
+        assert_eq!(port.ipv6_gid(), "2001:0db8:0000:0000:0000:0000:0000:0010");
+    }
 }

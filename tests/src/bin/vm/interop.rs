@@ -8,51 +8,47 @@ use std::process::ExitCode;
 use std::time::Instant;
 use table::{Plan, Table};
 use tests::interop::{Bed, Failure, Path, Role};
-use tests::matrix::{ALL_SIZES, Report, Row};
+use tests::matrix::{Report, Row};
 use tests::vm::Image;
-
-const ONE: Report = Report::Results { lines: 1 };
-const ALL: Report = Report::Results { lines: ALL_SIZES };
-const PINGS: Report = Report::Prints { text: "ping data: rdma-ping-9" };
 
 /// Run over plain IPv4.
 const BASE: &[(&str, &str, Report)] = &[
     ("ibv_rc_pingpong", "-c -n 100", Report::Pingpong),
     ("ibv_rc_pingpong", "-e -n 100", Report::Pingpong),
-    ("ib_write_bw", "-s 1 -n 100", ONE),
-    ("ib_write_bw", "-a -n 5", ALL),
-    ("ib_write_lat", "-s 1 -n 100", ONE),
-    ("ib_write_lat", "-s 1048576 -n 5", ONE),
-    ("ib_read_bw", "-s 1 -n 100 -o 16", ONE),
-    ("ib_read_bw", "-s 1048576 -n 5 -o 16", ONE),
-    ("ib_read_lat", "-s 1 -n 100 -o 16", ONE),
-    ("ib_read_lat", "-s 1048576 -n 5 -o 16", ONE),
-    ("ib_send_bw", "-s 1 -n 100", ONE),
-    ("ib_send_bw", "-s 1048576 -n 5", ONE),
-    ("ib_send_bw", "-e -s 4096 -n 100", ONE),
-    ("ib_send_lat", "-s 1 -n 100", ONE),
-    ("ib_send_lat", "-s 1048576 -n 5", ONE),
-    ("ib_atomic_bw", "-A FETCH_AND_ADD -n 100 -o 16", ONE),
-    ("ib_atomic_bw", "-A CMP_AND_SWAP -n 100 -o 16", ONE),
-    ("ib_atomic_lat", "-A FETCH_AND_ADD -n 100 -o 16", ONE),
-    ("ib_atomic_lat", "-A CMP_AND_SWAP -n 100 -o 16", ONE),
+    ("ib_write_bw", "-s 1 -n 100", Report::ONE_SIZE),
+    ("ib_write_bw", "-a -n 5", Report::ALL_SIZES),
+    ("ib_write_lat", "-s 1 -n 100", Report::ONE_SIZE),
+    ("ib_write_lat", "-s 1048576 -n 5", Report::ONE_SIZE),
+    ("ib_read_bw", "-s 1 -n 100 -o 16", Report::ONE_SIZE),
+    ("ib_read_bw", "-s 1048576 -n 5 -o 16", Report::ONE_SIZE),
+    ("ib_read_lat", "-s 1 -n 100 -o 16", Report::ONE_SIZE),
+    ("ib_read_lat", "-s 1048576 -n 5 -o 16", Report::ONE_SIZE),
+    ("ib_send_bw", "-s 1 -n 100", Report::ONE_SIZE),
+    ("ib_send_bw", "-s 1048576 -n 5", Report::ONE_SIZE),
+    ("ib_send_bw", "-e -s 4096 -n 100", Report::ONE_SIZE),
+    ("ib_send_lat", "-s 1 -n 100", Report::ONE_SIZE),
+    ("ib_send_lat", "-s 1048576 -n 5", Report::ONE_SIZE),
+    ("ib_atomic_bw", "-A FETCH_AND_ADD -n 100 -o 16", Report::ONE_SIZE),
+    ("ib_atomic_bw", "-A CMP_AND_SWAP -n 100 -o 16", Report::ONE_SIZE),
+    ("ib_atomic_lat", "-A FETCH_AND_ADD -n 100 -o 16", Report::ONE_SIZE),
+    ("ib_atomic_lat", "-A CMP_AND_SWAP -n 100 -o 16", Report::ONE_SIZE),
     ("ibv_uc_pingpong", "-c -n 100", Report::Pingpong),
     ("ibv_ud_pingpong", "-c -n 100 -s 1000", Report::Pingpong),
     ("ibv_srq_pingpong", "-c -n 100", Report::Pingpong),
-    ("rping", "-v -C 10", PINGS),
+    ("rping", "-v -C 10", Report::TEN_PINGS),
     ("rdma_client", "", Report::Prints { text: "end 0" }),
-    ("ib_write_bw", "-R -s 65536 -n 50", ONE),
-    ("ib_send_lat", "-R -n 100", ONE),
+    ("ib_write_bw", "-R -s 65536 -n 50", Report::ONE_SIZE),
+    ("ib_send_lat", "-R -n 100", Report::ONE_SIZE),
 ];
 
 /// Run over each other path. Nothing but reliable connections survives a loss.
 const SHORT: &[(&str, &str, Report)] = &[
     ("ibv_rc_pingpong", "-c -n 100", Report::Pingpong),
-    ("ib_write_bw", "-s 65536 -n 50", ONE),
-    ("ib_read_bw", "-s 65536 -n 50 -o 16", ONE),
-    ("ib_send_bw", "-s 65536 -n 50", ONE),
-    ("ib_atomic_lat", "-n 100 -o 16", ONE),
-    ("rping", "-v -C 10", PINGS),
+    ("ib_write_bw", "-s 65536 -n 50", Report::ONE_SIZE),
+    ("ib_read_bw", "-s 65536 -n 50 -o 16", Report::ONE_SIZE),
+    ("ib_send_bw", "-s 65536 -n 50", Report::ONE_SIZE),
+    ("ib_atomic_lat", "-n 100 -o 16", Report::ONE_SIZE),
+    ("rping", "-v -C 10", Report::TEN_PINGS),
 ];
 
 /// Run over paths without loss.
