@@ -6,7 +6,7 @@
 //! real header fields ([`ecmp`]), mark, trim, drop or pause ([`queue`], [`network`]); faults come from chance or a plan
 //! ([`fault`]); and in every run is checked what must always hold ([`checker`]). [`swarm`] makes scenarios from seeds.
 //!
-//! [`sharing`] is a smaller laboratory beside it, of tenants that share a host.
+//! [`sharing`] is a smaller laboratory beside it, of tenants that share a host; [`pcie`] another, of the way from a NIC to GPUs.
 //!
 //! Deterministic: one run is one thread, and the same scenario gives the same events. Never: files, clocks, threads; whoever
 //! wants several runs at once has several [`Sim`] values.
@@ -22,6 +22,7 @@ mod host;
 pub mod memory;
 pub mod network;
 pub mod packet;
+pub mod pcie;
 pub mod queue;
 pub mod reference;
 mod report;

@@ -471,7 +471,7 @@ impl Scenario {
 }
 
 /// An error of the TOML reader in one line: where, the line itself, and what is wrong with it.
-fn syntax(text: &str, error: &toml::de::Error) -> String {
+pub(crate) fn syntax(text: &str, error: &toml::de::Error) -> String {
     const SHOWN: usize = 60;
     let reason = error.message().lines().collect::<Vec<_>>().join(" ");
     let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return reason };
@@ -485,6 +485,6 @@ pub(crate) fn number(key: &str, value: f64, least: f64, most: f64) -> Result<(),
     if (least..=most).contains(&value) { Ok(()) } else { Err(bad(key, value, format!("from {least} to {most}"))) }
 }
 
-fn integer(key: &str, value: u64, least: u64, most: u64) -> Result<(), ScenarioError> {
+pub(crate) fn integer(key: &str, value: u64, least: u64, most: u64) -> Result<(), ScenarioError> {
     if (least..=most).contains(&value) { Ok(()) } else { Err(bad(key, value, format!("from {least} to {most}"))) }
 }

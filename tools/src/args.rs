@@ -267,6 +267,8 @@ pub enum SimCommand {
     Run(SimRunOptions),
     /// Tenants that share a host: without isolation, under Justitia, and under ours
     Isolation(SimIsolationOptions),
+    /// The way from a NIC to the memory of GPUs: through the host, with ATS, and with final addresses in the NIC's table
+    Pcie(SimPcieOptions),
     /// Simulate the configuration of a published simulator, and compare
     Reference {
         /// Where all chance comes from
@@ -282,6 +284,17 @@ pub struct SimIsolationOptions {
     #[arg(value_name = "ID")]
     pub only: Vec<String>,
     /// Draw latency and bandwidth under each policy
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+/// `vrdma sim pcie …`.
+#[derive(Debug, clap::Args)]
+pub struct SimPcieOptions {
+    /// Parameters that differ from the built-in ones
+    #[arg(value_name = "FILE.toml")]
+    pub file: Option<PathBuf>,
+    /// Draw the share of the link over working sets, message sizes and devices
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
 }

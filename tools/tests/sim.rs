@@ -87,6 +87,39 @@ fn a_trace_lies_beside_its_scenario() {
 }
 
 #[test]
+fn the_way_to_gpus_is_modelled_and_drawn() {
+    let vrdma = Vrdma::new();
+    let path = file(&vrdma, "p.toml", "[sweep]\nworking_set_mib = [16, 1024]\nmessage_bytes = [65536]\ndevices = [1, 256]\n");
+    let svg = vrdma.dir().join("p.svg");
+    let (answer, _) = json(&vrdma, &["sim", "pcie", &path, "--json", "--plot", svg.to_str().unwrap()]);
+    assert_eq!((answer["modelled"].as_bool(), answer["parameters"]["switch"]["lut_bdfs"].as_u64()), (Some(true), Some(32)));
+    let rows = answer["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5 * 3);
+    let share = |n: usize| rows[n]["share"].as_f64().unwrap();
+    assert_eq!((rows[4]["scheme"].as_str(), rows[4]["working_set"].as_u64()), (Some("ats"), Some(1 << 30)));
+    assert!(share(1) > 0.99 && share(4) < 0.9 && share(5) > 0.99, "{rows:?}");
+    let plot = std::fs::read_to_string(svg).unwrap();
+    assert_eq!((plot.matches("(modelled)").count(), plot.matches("host bounce").count()), (3, 3));
+    let text = vrdma.succeed(&["sim", "pcie", &path]);
+    assert_eq!(text.lines().filter(|line| line.contains("eMTT")).count(), 5);
+    assert!(text.contains("Modelled: a NIC of 400 Gb/s"));
+    refused(&vrdma, &["sim", "pcie", &file(&vrdma, "w.toml", "[nic]\nspeed = 1\n")], &["w.toml", "speed"]);
+}
+
+/// The picture in the README is what the program draws.
+#[test]
+fn the_picture_of_the_way_to_gpus_is_of_today() {
+    let vrdma = Vrdma::new();
+    let svg = vrdma.dir().join("p.svg");
+    vrdma.succeed(&["sim", "pcie", "--plot", svg.to_str().unwrap()]);
+    let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/../fabric/pcie.svg");
+    assert!(
+        std::fs::read(svg).unwrap() == std::fs::read(kept).unwrap(),
+        "draw it again: vrdma sim pcie --plot fabric/pcie.svg"
+    );
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     let vrdma = Vrdma::new();
     for (text, parts) in [

@@ -1,6 +1,7 @@
 //! `vrdma sim`: whole fabrics in simulated time. Files are read and written here; what is in them is the business of `fabric`.
 
 mod isolation;
+mod pcie;
 mod plot;
 mod reference;
 
@@ -27,6 +28,7 @@ pub fn carry_out(command: &SimCommand, as_json: bool) -> Result<()> {
     match command {
         SimCommand::Run(options) => run(options, as_json),
         SimCommand::Isolation(options) => isolation::carry_out(options, as_json),
+        SimCommand::Pcie(options) => pcie::carry_out(options, as_json),
         SimCommand::Reference { seed } => reference::carry_out(*seed, as_json),
     }
 }
