@@ -90,6 +90,9 @@ pub enum TranslateError {
     /// The window is bound for another queue pair.
     #[error("the window is bound for another queue pair")]
     QueuePair,
+    /// The memory behind the region has been taken back.
+    #[error("the memory behind the region has been taken back")]
+    Revoked,
     /// The region or window lacks these rights.
     #[error("the region does not allow {0:?}")]
     Access(Access),
@@ -238,6 +241,17 @@ impl Table {
         }
     }
 
+    /// The memory behind a region is no longer the tenant's, as when a GPU's memory is freed under it: from here on nothing reaches it,
+    /// through windows neither. Key, name and windows stay until it is removed or replaced.
+    ///
+    /// # Errors
+    /// [`TableError::NotFound`].
+    pub fn revoke(&mut self, key: u32) -> Result<(), TableError> {
+        let slot = self.slots.get_mut(slot_of(key)).filter(|slot| slot.key == key);
+        slot.and_then(Slot::region_mut).ok_or(TableError::NotFound(key))?.revoke();
+        Ok(())
+    }
+
     /// Removes a region; its key is invalid from here on.
     ///
     /// # Errors
@@ -282,9 +296,7 @@ impl Table {
             Some(Slot { key: own, named: false, entry: Entry::Region(region) }) if *own == key && region.pd() == pd => region,
             _ => self.named_or_why(key, pd)?,
         };
-        if !region.access().contains(needs) {
-            return Err(TranslateError::Access(needs.difference(region.access())));
-        }
+        region.check(needs)?;
         region.segments(addr, len).ok_or(TranslateError::Bounds { addr, len })
     }
 
@@ -307,6 +319,7 @@ impl Table {
                 let (region, offset) = window.reach(key, via, addr, len, needs)?;
                 // What a window is bound to stays as it is, and was found to hold all of the window.
                 let region = self.get(region).ok_or(TranslateError::Key(key))?;
+                region.check(Access::empty())?;
                 region.segments_at(offset, len).ok_or(TranslateError::Bounds { addr, len })
             }
             _ => self.translate(key, via.pd, addr, len, needs),

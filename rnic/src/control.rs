@@ -110,6 +110,16 @@ impl Rnic {
         Ok(())
     }
 
+    /// The memory behind a registration is gone, as when a GPU's is freed: requests that touch it, also those under way, end with an
+    /// access or protection error, and the queue pair with them. The registration stays until [`Self::dereg_mr`], or until
+    /// [`Self::rereg_mr`] gives it other memory.
+    ///
+    /// # Errors
+    /// `NotFound`, also if it was invalidated.
+    pub fn revoke_mr(&mut self, lkey: Lkey) -> Result<(), ControlError> {
+        self.shared.table.revoke(lkey.0).map_err(table_error)
+    }
+
     /// Ends a registration; its keys are invalid when this returns.
     ///
     /// # Errors

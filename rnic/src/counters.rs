@@ -82,6 +82,8 @@ counters! {
         dropped_too_long,
         /// Messages of unreliable connections dropped because they were invalid, or not allowed to touch what they named.
         dropped_refused,
+        /// Requests of connections refused for their key, its protection domain, rights or range.
+        access_refused,
         /// Management datagrams dropped because nobody took those before.
         dropped_mads,
     }

@@ -230,6 +230,9 @@ impl Qp {
     /// A request was refused for good: the receive that it was filling completes with its status, the program is told, and the
     /// queue pair goes to the error state.
     pub fn refuse(&mut self, shared: &mut Shared, code: NakCode, receive: Option<(Status, u32)>) {
+        if code == NakCode::RemoteAccessError {
+            shared.count(self.device, |counters| counters.access_refused += 1);
+        }
         match receive {
             // Only a SEND was filling one, unless it is gone with its shared queue.
             Some((status, cause)) if matches!(self.resp.message, Some(Message::Send)) && !self.rq.is_empty() => {
