@@ -1,10 +1,11 @@
-//! The long runs with virtual machines: `tests/vm/run interop`, `tests/vm/run erdma`.
+//! The long runs with virtual machines: `tests/vm/run interop`, `tests/vm/run side-by-side`, `tests/vm/run erdma`.
 //!
 //! Each prints a table and keeps it in a file beside `tests/vm/run`. The exit status is 0 if every row passed, 1 if one did not,
 //! and 77 after `SKIP` and a reason if something that they need is absent.
 
 mod erdma;
 mod interop;
+mod side_by_side;
 
 use clap::{Parser, Subcommand};
 use std::path::{Path, PathBuf};
@@ -26,6 +27,8 @@ struct Arguments {
 enum Run {
     /// vrdma against Linux soft-RoCE: all programs, both sides, all paths; keeps interop.md.
     Interop(interop::Options),
+    /// vrdma and Linux soft-RoCE in the same guest, as ratios; keeps side-by-side.md.
+    SideBySide(side_by_side::Options),
     /// Guests with the mainline erdma driver on devices of vrdma; keeps erdma.md.
     Erdma {
         /// Only rows that hold one of these words; the kept table stays as it is.
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
     };
     match arguments.run {
         Run::Interop(options) => interop::run(&image, &options),
+        Run::SideBySide(options) => side_by_side::run(&image, &options),
         Run::Erdma { parts } => erdma::run(&image, &parts),
     }
 }
