@@ -98,15 +98,16 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Boots the guest and starts the daemon, joined by [`Path::PLAIN`].
-    pub fn new(image: &Image) -> Bed {
+    /// Boots the guest and starts the daemon, with more words of `vrdma daemon`, joined by [`Path::PLAIN`].
+    pub fn new(image: &Image, daemon: &[&str]) -> Bed {
         let switch = Switch::new(1);
         let port = switch.port(0).clone();
         let guest = Guest::boot(image, Some((&switch, &port)), &GuestOptions::default());
         guest.succeed("modprobe -a rdma_rxe ib_uverbs rdma_ucm && rdma link add rxe0 type rxe netdev eth0");
         let gid_index = [port.ipv4_gid(), port.ipv6_gid()].map(|gid| guest.gid_index(&gid));
         let netns = Some(switch.netns().to_owned());
-        let mut daemon = Daemon::start_with(DaemonOptions { netns, ..DaemonOptions::default() });
+        let words = daemon.iter().map(|&word| word.to_owned()).collect();
+        let mut daemon = Daemon::start_with(DaemonOptions { netns, words, ..DaemonOptions::default() });
         daemon.add_device("v4", Switch::IPV4);
         daemon.add_device("v6", Switch::IPV6);
         Bed { path: Path::PLAIN, gid_index, guest, daemon, switch, image: image.clone() }
@@ -128,6 +129,11 @@ impl Bed {
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
+    }
+
+    /// A counter of vrdma's device with the IPv4 address.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.daemon.device("v4")["counters"][name].as_u64().expect("a counter of this name")
     }
 
     /// Runs a program on both sides to its end, and captures what passes.

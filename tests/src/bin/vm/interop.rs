@@ -102,7 +102,7 @@ pub fn run(image: &Image, options: &Options) -> ExitCode {
             continue;
         }
         runs += 1;
-        let bed_now = bed.get_or_insert_with(|| Bed::new(image));
+        let bed_now = bed.get_or_insert_with(|| Bed::new(image, &[]));
         bed_now.set_path(plan.path);
         let outcome = bed_now.run(&plan.row, plan.vrdma);
         println!("{} ({} s so far)", table.enter(plan, &outcome), start.elapsed().as_secs());
