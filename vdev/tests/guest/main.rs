@@ -9,6 +9,7 @@ mod messages;
 #[allow(dead_code)]
 #[path = "../daemon/place.rs"]
 mod place;
+mod ranges;
 #[allow(dead_code)]
 #[path = "../daemon/raw.rs"]
 mod raw;
