@@ -13,6 +13,12 @@ use roce::{Instant, Psn};
 use spray::{Law, LossLimits, Policy, Sender, SenderConfig, WindowLimits};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::Ordering;
+use terra::controller::{Config, Controller, Saved};
+use terra::policy::fair::PerFlow;
+use terra::read::{self, ReadError, fb2010, gml, jobs, links};
+use terra::sim::Simulation;
+use terra::topology::Known;
+use terra::{SiteId, Wan};
 use vdev::pci::erdma::command;
 use vdev::pci::erdma::entry::{self, Transport};
 use vdev::pci::message::{self, HEADER, MAX_TRANSFER, Request};
@@ -25,7 +31,7 @@ use vdev_abi::queue::{RecvConsumer, SendConsumer};
 pub type Target = fn(&[u8]);
 
 /// Name, which is that of its folder in the corpus, and body of each target.
-pub const TARGETS: [(&str, Target); 7] = [
+pub const TARGETS: [(&str, Target); 8] = [
     ("wire_parse", wire_parse),
     ("spray_packet", spray_packet),
     ("cm_message", cm_message),
@@ -33,6 +39,7 @@ pub const TARGETS: [(&str, Target); 7] = [
     ("send_entry", send_entry),
     ("vfio_user_message", vfio_user_message),
     ("erdma_command", erdma_command),
+    ("wan_input", wan_input),
 ];
 
 /// A UDP payload: parsing never panics, and what was parsed emits the same headers.
@@ -203,4 +210,54 @@ pub fn send_entry(bytes: &[u8]) {
             assert!(taken.num_sge <= caps.max_recv_sge);
         }
     }
+}
+
+/// An input of the WAN scheduler, its format chosen by the first byte: reading never panics, what was read is fit to be worked on,
+/// and what a controller goes on from is what it would save.
+pub fn wan_input(bytes: &[u8]) {
+    let Some((&format, bytes)) = bytes.split_first() else { return };
+    let Ok(text) = read::text(bytes) else { return };
+    let swan = Known::Swan.wan();
+    let workload = match format {
+        b'l' => return network(links::parse(&text)),
+        b'g' => return network(gml::parse(&text)),
+        b's' => return saved(&text),
+        b'f' => fb2010::parse(&text, &[SiteId(0), SiteId(3), SiteId(1)]),
+        _ => jobs::parse(&text, &swan, 1),
+    };
+    let Ok(workload) = workload else { return };
+    if workload.check(&swan).is_err() {
+        return;
+    }
+    for (_, coflow) in workload.coflows() {
+        let sum: f64 = coflow.groups.iter().map(|group| group.volume_gbit).sum();
+        assert!(coflow.groups.iter().all(|group| group.volume_gbit > 0.0) && sum.is_finite());
+    }
+    if workload.coflows().map(|(_, coflow)| coflow.groups.len()).sum::<usize>() <= 40 {
+        let small = workload.first_jobs(4);
+        let report = Simulation::new(&swan, &small).expect("it was checked").run(&mut PerFlow).expect("SWAN is connected");
+        assert_eq!(report.jobs.len(), small.jobs.iter().filter(|job| !job.stages.is_empty()).count());
+    }
+}
+
+/// A network that was read is connected, and is written and read back as it is.
+fn network(wan: Result<Wan, ReadError>) {
+    let Ok(wan) = wan else { return };
+    wan.check_connected().expect("readers see to it");
+    let plain = |name: &String| !name.is_empty() && !name.contains(char::is_whitespace) && name.len() <= 64;
+    if wan.sites().iter().all(plain) {
+        assert_eq!(links::parse(&links::write(&wan)), Ok(wan));
+    }
+}
+
+/// Saved state that is taken is whole: an agent can join everywhere, and it is saved as it was.
+fn saved(text: &str) {
+    let Ok(saved) = serde_json::from_str::<Saved>(text) else { return };
+    let Ok(mut controller) = Controller::restore(&saved, Config::default(), 0.0) else { return };
+    let sites = controller.wan().sites().len() as u32;
+    if sites <= 8 && controller.status().coflows.len() <= 8 {
+        (0..sites).for_each(|site| drop(controller.join(1e6, SiteId(site)).expect("it is a site")));
+    }
+    let again = Controller::restore(&controller.save(), Config::default(), 0.0).expect("what was saved can be restored");
+    assert_eq!(again.save(), controller.save());
 }

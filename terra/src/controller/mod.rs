@@ -203,6 +203,11 @@ impl Controller {
         JobId(self.next_job)
     }
 
+    /// The last epoch that was issued.
+    pub fn last_epoch(&self) -> Epoch {
+        self.grants.last()
+    }
+
     /// Takes a job in; it arrives now.
     ///
     /// # Errors
