@@ -26,12 +26,14 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
     /// Nothing answers.
-    #[error("no daemon answers at {} ({reason}): start one with `vrdma daemon`, or name its directory with --dir", socket.display())]
+    #[error("no daemon answers at {} ({reason}): start one with `{start}`, or name its directory with --dir", socket.display())]
     NoDaemon {
         /// Where.
         socket: PathBuf,
         /// What the system said.
         reason: String,
+        /// The command that starts one.
+        start: &'static str,
     },
     /// The caller may not.
     #[error("{} may not be opened by this user (permission denied): run as the user of the daemon, or as root", socket.display())]
@@ -254,14 +256,21 @@ pub struct Failure {
 #[derive(Debug)]
 pub struct Client {
     socket: PathBuf,
+    /// The command that starts what serves there.
+    start: &'static str,
     runtime: tokio::runtime::Runtime,
 }
 
 impl Client {
     /// A client; connects at each call.
     pub fn new(place: Place) -> Result<Client> {
+        Client::at(place.api_socket()?, "vrdma daemon")
+    }
+
+    /// A client of whatever serves at a socket and was started by this command.
+    pub fn at(socket: PathBuf, start: &'static str) -> Result<Client> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
-        Ok(Client { socket: place.api_socket()?, runtime })
+        Ok(Client { socket, start, runtime })
     }
 
     /// Makes a device.
@@ -306,7 +315,8 @@ impl Client {
         list.into_iter().map(known).collect()
     }
 
-    fn call(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Value, ApiError> {
+    /// One call: what was answered, parsed.
+    pub fn call(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Value, ApiError> {
         let (status, bytes) = self
             .runtime
             .block_on(async { tokio::time::timeout(CALL_TIMEOUT, self.exchange(method, path, body)).await })
@@ -352,7 +362,7 @@ impl Client {
     }
 
     fn no_daemon(&self, reason: &str) -> ApiError {
-        ApiError::NoDaemon { socket: self.socket.clone(), reason: reason.to_owned() }
+        ApiError::NoDaemon { socket: self.socket.clone(), reason: reason.to_owned(), start: self.start }
     }
 
     fn broken(&self, reason: String) -> ApiError {

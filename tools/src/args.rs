@@ -323,6 +323,41 @@ pub enum WanCommand {
     Sim(WanSimOptions),
     /// All policies on generated workloads: completion times and deadlines met, against the bars that ours is held to
     Compare(WanCompareOptions),
+    /// Schedule coflows: serve HTTP/JSON at wan.sock until SIGINT or SIGTERM
+    Controller(WanControllerOptions),
+    /// Give a job to the controller
+    Submit {
+        /// The job: JSON with coflows of flows in bytes
+        #[arg(value_name = "FILE.json")]
+        file: PathBuf,
+    },
+    /// What the controller has: agents, coflows and how far they are
+    Status,
+    /// End a job, whatever it has sent
+    Cancel {
+        /// Its number
+        job: u64,
+    },
+    /// Tell the controller what a link carries from now on, in both directions
+    Link {
+        /// A site
+        from: String,
+        /// Another one
+        to: String,
+        /// Gbit/s; 0 if it has failed
+        gbps: f64,
+    },
+}
+
+/// `vrdma wan controller …`.
+#[derive(Debug, clap::Args)]
+pub struct WanControllerOptions {
+    /// Network: a name as for `vrdma wan sim`, or a file; needed the first time, and changes the network later
+    #[arg(long, value_name = "NAME|FILE")]
+    pub topology: Option<String>,
+    /// Where the state is kept over a restart [default: wan.json beside the socket]
+    #[arg(long, value_name = "FILE")]
+    pub state: Option<PathBuf>,
 }
 
 /// `vrdma wan sim …`.

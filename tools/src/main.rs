@@ -57,7 +57,7 @@ fn carry_out(args: Args) -> Result<()> {
         Command::Cdi(command) => cdi::carry_out(&place()?, command, args.json),
         Command::Run(options) => run::carry_out(&place()?, options),
         Command::Sim(command) => sim::carry_out(&command, args.json),
-        Command::Wan(command) => wan::carry_out(&command, args.json),
+        Command::Wan(command) => wan::carry_out(place, &command, args.json),
     }
 }
 

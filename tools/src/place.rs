@@ -48,6 +48,11 @@ impl Place {
         checked(self.dir.join("api.sock"))
     }
 
+    /// Socket of the controller of the wide-area network.
+    pub fn wan_socket(&self) -> Result<PathBuf> {
+        checked(self.dir.join("wan.sock"))
+    }
+
     /// Socket of a device.
     pub fn device_socket(&self, name: &str) -> Result<PathBuf> {
         checked(self.device_folder(name)?.join("sock"))

@@ -1,25 +1,38 @@
 //! `vrdma wan`: coflows over a wide-area network. Files are read and written here; what is in them is the business of `terra`.
 
 mod cdf;
+mod client;
 mod compare;
+mod controller;
+mod job;
 mod sim;
 
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use indicatif::ProgressBar;
 use terra::policy::Policy;
+use terra::read::{MAX_INPUT_BYTES, gml, links};
 use terra::report::Report;
 use terra::sim::{CapacityChange, Simulation};
+use terra::topology::Known;
 use terra::workload::Workload;
 use terra::{Wan, WanError};
 
 use crate::args::WanCommand;
+use crate::input::read;
 use crate::output::progress_bar;
+use crate::place::Place;
 
 /// Carries a command out.
-pub fn carry_out(command: &WanCommand, as_json: bool) -> Result<()> {
+pub fn carry_out(place: impl Fn() -> Result<Place>, command: &WanCommand, as_json: bool) -> Result<()> {
     match command {
+        WanCommand::Controller(options) => controller::carry_out(&place()?, options),
+        WanCommand::Submit { file } => client::submit(&place()?, file, as_json),
+        WanCommand::Status => client::status(&place()?, as_json),
+        WanCommand::Cancel { job } => client::cancel(&place()?, *job, as_json),
+        WanCommand::Link { from, to, gbps } => client::set_link(&place()?, from, to, *gbps, as_json),
         WanCommand::Sim(options) => sim::carry_out(options, as_json),
         WanCommand::Compare(options) => compare::carry_out(options, as_json),
     }
@@ -48,6 +61,20 @@ fn simulate(
     };
     let simulation = Simulation::new(wan, workload)?.with_changes(changes.to_vec())?.with_progress(progress);
     simulation.run(policy).map_err(|error| anyhow!("{name}: {error}"))
+}
+
+/// A network by name or from a file.
+fn network(name: &str) -> Result<Wan> {
+    if let Some(known) = Known::from_name(name) {
+        return Ok(known.wan());
+    }
+    let path = Path::new(name);
+    let none =
+        || format!("{name} is neither a network that comes along ({}) nor a file", Known::ALL.map(Known::name).join(", "));
+    let text = read(path, MAX_INPUT_BYTES as u64).with_context(none)?;
+    let is_gml = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gml"));
+    let wan = if is_gml { gml::parse(&text) } else { links::parse(&text) };
+    wan.map_err(|error| anyhow!("{name}: {error}"))
 }
 
 /// Both directions of the link between two sites.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
 use terra::compare::{DEADLINE_PART, Figures, LEAST_DEADLINE_S, Make};
 use terra::generate::{self, Kind};
-use terra::read::{MAX_INPUT_BYTES, fb2010, gml, jobs, links};
+use terra::read::{MAX_INPUT_BYTES, fb2010, jobs};
 use terra::report::Report;
 use terra::sim::CapacityChange;
 use terra::topology::Known;
@@ -14,7 +14,7 @@ use terra::workload::Workload;
 use terra::{SiteId, Wan};
 
 use super::cdf::{self, Panel};
-use super::{both_ways, coflow_bar, simulate};
+use super::{both_ways, coflow_bar, network, simulate};
 use crate::args::WanSimOptions;
 use crate::cores::on_all_cores;
 use crate::input::read;
@@ -52,20 +52,6 @@ pub fn carry_out(options: &WanSimOptions, as_json: bool) -> Result<()> {
     let (topology, workload) = (options.topology.clone(), options.workload.clone());
     let answer = Answer { topology, workload, seed: options.seed, load, policies };
     if as_json { print_json(&answer) } else { print(answer.text(&reports)) }
-}
-
-/// A network by name or from a file.
-fn network(name: &str) -> Result<Wan> {
-    if let Some(known) = Known::from_name(name) {
-        return Ok(known.wan());
-    }
-    let path = Path::new(name);
-    let none =
-        || format!("{name} is neither a network that comes along ({}) nor a file", Known::ALL.map(Known::name).join(", "));
-    let text = read(path, MAX_INPUT_BYTES as u64).with_context(none)?;
-    let is_gml = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gml"));
-    let wan = if is_gml { gml::parse(&text) } else { links::parse(&text) };
-    wan.map_err(|error| anyhow!("{name}: {error}"))
 }
 
 /// The jobs, and by what their volumes were multiplied.
