@@ -174,3 +174,16 @@ fn same_input_same_answer() {
     let demands = random_demands(&wan, 20, &mut Random::new(9));
     assert_eq!(solve(&wan, &demands, Effort::precise()), solve(&wan, &demands, Effort::precise()));
 }
+
+#[test]
+fn those_in_a_hurry_prove_their_gap_too() {
+    let wan = Known::Att.wan();
+    let mut random = Random::new(3);
+    for (groups, effort, gap) in [(10, Effort::rushed(), 0.05), (60, Effort::rushed(), 0.05), (60, Effort::precise(), 0.01)] {
+        for _ in 0..4 {
+            let demands = random_demands(&wan, groups, &mut random);
+            let answer = solve(&wan, &demands, effort);
+            assert!(answer.gap() <= gap, "a gap of {} at {groups} groups", answer.gap());
+        }
+    }
+}
