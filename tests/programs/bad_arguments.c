@@ -453,6 +453,175 @@ static int shared_receive_queues(struct ibv_context *context)
 	return 0;
 }
 
+static int extended_connections(struct ibv_context *context, struct ibv_context *other)
+{
+	struct ibv_xrcd_init_attr domain = {.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1};
+	struct ibv_srq_init_attr_ex queue = {.attr = {.max_wr = 4, .max_sge = 1}, .srq_type = IBV_SRQT_XRC};
+	struct ibv_qp_init_attr_ex target = {.qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD};
+	struct ibv_qp_init_attr_ex initiator = {.qp_type = IBV_QPT_XRC_SEND, .cap = {.max_send_wr = 4, .max_send_sge = 1}};
+	struct ibv_qp_open_attr open = {.qp_type = IBV_QPT_XRC_RECV};
+	struct ibv_qp_init_attr plain = {.qp_type = IBV_QPT_XRC_RECV, .cap = {4, 4, 1, 1, 0}};
+	const uint32_t all = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+	const uint32_t named = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+	struct ibv_recv_wr receive = {0}, *bad_receive;
+	struct ibv_send_wr send = {.opcode = IBV_WR_SEND}, *bad_send;
+	struct ibv_xrcd *xrcd, *same, *alone, *elsewhere;
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+	struct ibv_device_attr limits;
+	struct ibv_qp *qp, *twice, *sender;
+	struct ibv_srq *srq, *basic;
+	struct ibv_cq *cq, *foreign;
+	struct ibv_pd *pd;
+	uint32_t number = 0;
+	int fd = memfd_create("domain", 0);
+
+	CODE(0, ibv_query_device(context, &limits));
+	RESULT(1, 0, (limits.device_cap_flags & IBV_DEVICE_XRC) != 0);
+	MUST(pd = ibv_alloc_pd(context));
+	MUST(cq = ibv_create_cq(context, 16, NULL, NULL, 0));
+	MUST(foreign = ibv_create_cq(other, 16, NULL, NULL, 0));
+
+	/* Domains: by a file that somebody has opened one by, or that nobody has. */
+	NIL(EINVAL, ibv_open_xrcd(context, NULL));
+	domain.comp_mask = IBV_XRCD_INIT_ATTR_FD;
+	NIL(EINVAL, ibv_open_xrcd(context, &domain));
+	domain.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS | 1 << 9;
+	NIL(EOPNOTSUPP, ibv_open_xrcd(context, &domain));
+	domain.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+	domain.fd = 9999;
+	NIL(EBADF, ibv_open_xrcd(context, &domain));
+	domain.fd = fd;
+	NIL(EAGAIN, ibv_open_xrcd(context, &domain));
+	domain.oflags = O_CREAT | O_EXCL;
+	MUST(xrcd = ibv_open_xrcd(context, &domain));
+	NIL(EINVAL, ibv_open_xrcd(context, &domain));
+	domain.oflags = 0;
+	MUST(same = ibv_open_xrcd(context, &domain));
+	MUST(elsewhere = ibv_open_xrcd(other, &domain));
+	domain.fd = -1;
+	domain.oflags = O_CREAT;
+	MUST(alone = ibv_open_xrcd(context, &domain));
+
+	/* Queues. */
+	NIL(EINVAL, ibv_create_srq_ex(context, &queue));
+	queue.comp_mask = all;
+	NIL(EINVAL, ibv_create_srq_ex(context, &queue));
+	queue.pd = pd;
+	NIL(EINVAL, ibv_create_srq_ex(context, &queue));
+	queue.xrcd = elsewhere;
+	queue.cq = cq;
+	NIL(EINVAL, ibv_create_srq_ex(context, &queue));
+	queue.xrcd = xrcd;
+	queue.cq = foreign;
+	NIL(EINVAL, ibv_create_srq_ex(context, &queue));
+	queue.cq = cq;
+	queue.comp_mask = all & ~IBV_SRQ_INIT_ATTR_XRCD;
+	NIL(EINVAL, ibv_create_srq_ex(context, &queue));
+	queue.comp_mask = all & ~IBV_SRQ_INIT_ATTR_CQ;
+	NIL(EINVAL, ibv_create_srq_ex(context, &queue));
+	queue.comp_mask = all | IBV_SRQ_INIT_ATTR_TM;
+	NIL(EOPNOTSUPP, ibv_create_srq_ex(context, &queue));
+	queue.comp_mask = all;
+	queue.srq_type = IBV_SRQT_TM;
+	NIL(EOPNOTSUPP, ibv_create_srq_ex(context, &queue));
+	queue.srq_type = IBV_SRQT_XRC;
+	queue.attr.max_wr = limits.max_srq_wr + 1;
+	NIL(EINVAL, ibv_create_srq_ex(context, &queue));
+	queue.attr.max_wr = 0;
+	NIL(EINVAL, ibv_create_srq_ex(context, &queue));
+	queue.attr.max_wr = 4;
+	MUST(srq = ibv_create_srq_ex(context, &queue));
+	CODE(EINVAL, ibv_get_srq_num(srq, NULL));
+	CODE(0, ibv_get_srq_num(srq, &number));
+	RESULT(1, 0, number > 0 && number < 1 << 24);
+	queue.srq_type = IBV_SRQT_BASIC;
+	MUST(basic = ibv_create_srq_ex(context, &queue));
+	CODE(EINVAL, ibv_get_srq_num(basic, &number));
+	CODE(EBUSY, ibv_destroy_cq(cq));
+	CODE(EBUSY, ibv_dealloc_pd(pd));
+	CODE(EBUSY, ibv_close_xrcd(xrcd));
+	receive.num_sge = 2;
+	CODE(EINVAL, ibv_post_srq_recv(srq, &receive, &bad_receive));
+	receive.num_sge = 0;
+	for (int posted = 0; posted < 4; posted++)
+		CODE(0, ibv_post_srq_recv(srq, &receive, &bad_receive));
+	CODE(ENOMEM, ibv_post_srq_recv(srq, &receive, &bad_receive));
+
+	/* Queue pairs: those that take requests are of a domain, those that send them of a protection domain. */
+	plain.send_cq = plain.recv_cq = initiator.send_cq = cq;
+	NIL(EINVAL, ibv_create_qp(pd, &plain));
+	plain.qp_type = IBV_QPT_RC;
+	plain.srq = srq;
+	NIL(EINVAL, ibv_create_qp(pd, &plain));
+	NIL(EINVAL, ibv_create_qp_ex(context, &target));
+	target.xrcd = elsewhere;
+	NIL(EINVAL, ibv_create_qp_ex(context, &target));
+	target.xrcd = xrcd;
+	target.comp_mask |= IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	NIL(EOPNOTSUPP, ibv_create_qp_ex(context, &target));
+	target.comp_mask = IBV_QP_INIT_ATTR_XRCD;
+	MUST(qp = ibv_create_qp_ex(context, &target));
+	initiator.pd = pd;
+	initiator.comp_mask = IBV_QP_INIT_ATTR_XRCD;
+	initiator.xrcd = xrcd;
+	NIL(EINVAL, ibv_create_qp_ex(context, &initiator));
+	initiator.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	initiator.send_ops_flags = IBV_QP_EX_WITH_TSO;
+	NIL(EOPNOTSUPP, ibv_create_qp_ex(context, &initiator));
+	initiator.send_ops_flags = IBV_QP_EX_WITH_SEND;
+	MUST(sender = ibv_create_qp_ex(context, &initiator));
+	CODE(EINVAL, ibv_post_recv(qp, &receive, &bad_receive));
+	CODE(EINVAL, ibv_post_recv(sender, &receive, &bad_receive));
+	CODE(EINVAL, ibv_post_send(qp, &send, &bad_send));
+	CODE(EINVAL, ibv_post_send(sender, &send, &bad_send));
+	CODE(EINVAL, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT));
+	CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT | IBV_QP_PKEY_INDEX | IBV_QP_ACCESS_FLAGS));
+	CODE(EINVAL, ibv_post_recv(qp, &receive, &bad_receive));
+
+	/* Another handle. */
+	NIL(EINVAL, ibv_open_qp(context, NULL));
+	NIL(EINVAL, ibv_open_qp(context, &open));
+	open.comp_mask = named;
+	open.qp_num = qp->qp_num;
+	NIL(EINVAL, ibv_open_qp(context, &open));
+	open.xrcd = alone;
+	NIL(EINVAL, ibv_open_qp(context, &open));
+	open.xrcd = same;
+	open.comp_mask = named | 1 << 9;
+	NIL(EOPNOTSUPP, ibv_open_qp(context, &open));
+	open.comp_mask = named;
+	open.qp_type = IBV_QPT_RC;
+	NIL(EINVAL, ibv_open_qp(context, &open));
+	open.qp_type = IBV_QPT_XRC_RECV;
+	open.qp_num = sender->qp_num;
+	NIL(EINVAL, ibv_open_qp(context, &open));
+	open.qp_num = qp->qp_num;
+	MUST(twice = ibv_open_qp(context, &open));
+	RESULT(1, 0, twice->qp_num == qp->qp_num);
+	CODE(EBUSY, ibv_close_xrcd(same));
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(EINVAL, ibv_modify_qp(twice, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
+	CODE(0, ibv_destroy_qp(twice));
+	NIL(EINVAL, ibv_open_qp(context, &open));
+
+	CODE(0, ibv_destroy_qp(sender));
+	CODE(0, ibv_destroy_srq(basic));
+	CODE(EBUSY, ibv_close_xrcd(xrcd));
+	CODE(0, ibv_destroy_srq(srq));
+	CODE(0, ibv_close_xrcd(xrcd));
+	CODE(0, ibv_close_xrcd(same));
+	CODE(0, ibv_close_xrcd(elsewhere));
+	CODE(0, ibv_close_xrcd(alone));
+	domain.fd = fd;
+	domain.oflags = 0;
+	NIL(EAGAIN, ibv_open_xrcd(context, &domain));
+	CODE(0, ibv_destroy_cq(cq));
+	CODE(0, ibv_destroy_cq(foreign));
+	CODE(0, ibv_dealloc_pd(pd));
+	close(fd);
+	return 0;
+}
+
 static int datagrams(struct ibv_context *context)
 {
 	struct ibv_qp_init_attr plain = {.qp_type = IBV_QPT_UD, .cap = {4, 4, 1, 1, 16}};
@@ -638,7 +807,7 @@ int main(void)
 	no_object();
 	queries(context);
 	if (memory(context, other) || domains(context, other) || completion_queues(context, other) || queue_pairs(context, other) ||
-	    shared_receive_queues(context) || datagrams(context) || windows(context, other))
+	    shared_receive_queues(context) || extended_connections(context, other) || datagrams(context) || windows(context, other))
 		return 2;
 	CODE(0, ibv_close_device(context));
 	CODE(0, ibv_close_device(other));

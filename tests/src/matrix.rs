@@ -66,6 +66,8 @@ macro_rules! test_each_row {
             uc_pingpong_events: "ibv_uc_pingpong", "-g 0 -n 200 -e", Pingpong;
             srq_pingpong: "ibv_srq_pingpong", "-g 0 -n 200", Pingpong;
             srq_pingpong_events: "ibv_srq_pingpong", "-g 0 -n 200 -e", Pingpong;
+            xsrq_pingpong: "ibv_xsrq_pingpong", "-g 0 -m 1024 -n 200", Pingpong;
+            xsrq_pingpong_events: "ibv_xsrq_pingpong", "-g 0 -m 1024 -n 200 -e", Pingpong;
             ud_pingpong: "ibv_ud_pingpong", "-g 0 -n 200", Pingpong;
             ud_pingpong_events: "ibv_ud_pingpong", "-g 0 -n 200 -e", Pingpong;
             write_bw_all_sizes: "ib_write_bw", "-a -n 40", Results { lines: $crate::matrix::ALL_SIZES };
@@ -132,22 +134,40 @@ pub struct Side<'a> {
 /// Runs a row. Without a `client` side of its own, the client uses the device `client_device` of the server's daemon.
 /// `server_address` is where the client finds the server for the exchange of addresses over TCP.
 pub fn run(row: &Row, server: Side<'_>, client_device: &str, client: Option<&mut Daemon>, server_address: &str) {
+    run_clients(row, &[], 1, server, client_device, client, server_address);
+}
+
+/// Runs a row with so many clients of one server, which is told of them in words of its own.
+pub fn run_clients(
+    row: &Row,
+    server_words: &[&str],
+    clients: usize,
+    server: Side<'_>,
+    client_device: &str,
+    client: Option<&mut Daemon>,
+    server_address: &str,
+) {
     let port = free_port().to_string();
     let options: Vec<&str> = [row.program].into_iter().chain(row.options.split(' ')).chain(["-p", &port]).collect();
-    let mut server_program = server.daemon.run(server.device, &options);
+    let mut server_program = server.daemon.run(server.device, &[&options, server_words].concat());
     wait_until_listening(&mut server_program, &port);
     let words: Vec<&str> = options.iter().copied().chain([server_address]).collect();
     let client_daemon = match client {
         Some(daemon) => daemon,
         None => server.daemon,
     };
-    let mut client_program = client_daemon.run(client_device, &words);
-    let report = client_program.succeed(ROW_LIMIT);
+    let programs: Vec<Program> = (0..clients).map(|_| client_daemon.run(client_device, &words)).collect();
+    let reports: Vec<String> = programs.into_iter().map(|mut program| program.succeed(ROW_LIMIT)).collect();
     server_program.succeed(ROW_LIMIT);
-    if let Err(complaint) = judge(row, &report) {
-        panic!("{} {}: {complaint}; output:\n{report}", row.program, row.options);
+    for report in reports {
+        if let Err(complaint) = judge(row, &report) {
+            panic!("{} {}: {complaint}; output:\n{report}", row.program, row.options);
+        }
     }
 }
+
+/// Clients that a server serves with one shared receive queue, which their requests name, over connections of their own.
+pub const XSRQ_PINGPONG: Row = Row { program: "ibv_xsrq_pingpong", options: "-g 0 -m 1024 -n 100", report: Report::Pingpong };
 
 /// What a client's report lacks to pass, if anything.
 pub(crate) fn judge(row: &Row, report: &str) -> Result<(), String> {

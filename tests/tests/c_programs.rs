@@ -46,6 +46,22 @@ fn wrong_arguments_get_the_errors_of_the_manual() {
     daemon.wait_until_unused("a", Duration::from_secs(5));
 }
 
+/// Programs that open a domain by the same file share its queue pairs, and each has its own shared receive queues; what one has
+/// opened outlives the death of the one that made it.
+#[test]
+fn extended_connections_are_shared_between_processes() {
+    let _turn = one_at_a_time();
+    if no_compiler() {
+        return;
+    }
+    let mut daemon = Daemon::start();
+    daemon.add_device("a", "203.0.113.1");
+    let program = compile("shared_target.c", daemon.folder(), "shared_target", &["-libverbs"]);
+    let output = daemon.run("a", &[program.to_str().expect("a text")]).succeed(LIMIT);
+    assert!(output.lines().any(|line| line == "OK"), "{output}");
+    daemon.wait_until_unused("a", Duration::from_secs(5));
+}
+
 /// A stand-in for the distribution's library has a device of another kind: the same program uses that one through the stand-in
 /// and ours through the preloaded library.
 #[test]

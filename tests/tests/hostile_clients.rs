@@ -114,6 +114,14 @@ fn handles_and_sizes_that_cannot_be_are_refused() {
     let pd = client.alloc_pd();
     let (cq, _, _memory) = client.create_cq(16);
     let qp = client.create_qp(pd, cq, CAPS);
+    let [xrcd, private] = [0, 1].map(|_| match client.granted(&Request::OpenXrcd { create: true, exclusive: false }) {
+        (Reply::Handle(xrcd), _) => xrcd,
+        other => panic!("OpenXrcd gave {other:?}"),
+    });
+    let (target, target_qpn) = match client.granted(&Request::CreateXrcTarget { xrcd, cookie: 0 }) {
+        (Reply::Qp { qp, qpn, .. }, _) => (qp, qpn),
+        other => panic!("CreateXrcTarget gave {other:?}"),
+    };
     for handle in [theirs, pd ^ 0x55, u32::MAX, 1 << 31] {
         assert_eq!(client.refused(&Request::DeallocPd { pd: handle }), libc::EINVAL);
         assert_eq!(client.refused(&Request::DestroyCq { cq: handle }), libc::EINVAL);
@@ -121,6 +129,16 @@ fn handles_and_sizes_that_cannot_be_are_refused() {
         assert_eq!(client.refused(&Request::QueryQp { qp: handle }), libc::EINVAL);
         assert_eq!(client.refused(&Request::DeregMr { mr: handle }), libc::EINVAL);
         assert_eq!(client.refused(&Request::DestroyChannel { channel: handle }), libc::EINVAL);
+        assert_eq!(client.refused(&Request::DestroySrq { srq: handle }), libc::EINVAL);
+        assert_eq!(client.refused(&Request::CloseXrcd { xrcd: handle }), libc::EINVAL);
+        for (pd, xrcd, cq) in [(handle, xrcd, cq), (pd, handle, cq), (pd, xrcd, handle)] {
+            let create = Request::CreateXrcSrq { pd, xrcd, cq, max_wr: 4, max_sge: 1, cookie: 0 };
+            assert_eq!(client.refused(&create), libc::EINVAL);
+        }
+        assert_eq!(client.refused(&Request::CreateXrcTarget { xrcd: handle, cookie: 0 }), libc::EINVAL);
+        for (xrcd, qpn) in [(handle, target_qpn), (xrcd, handle), (xrcd, qp.qpn), (private, target_qpn)] {
+            assert_eq!(client.refused(&Request::OpenXrcTarget { xrcd, qpn, cookie: 0 }), libc::EINVAL);
+        }
         let create = Request::CreateCq { depth: 16, channel: Some(handle), cookie: 0 };
         assert_eq!(client.refused(&create), libc::EINVAL);
         let (pd, send_cq, recv_cq) = (handle, cq, cq);
@@ -145,7 +163,16 @@ fn handles_and_sizes_that_cannot_be_are_refused() {
             Request::CreateQp { pd, qp_type: 2, send_cq: cq, recv_cq: cq, srq: None, caps, all_signaled: true, cookie: 0 };
         assert_eq!(client.refused(&create), libc::EINVAL, "{caps:?}");
     }
+    // A target is no initiator, and is made of a domain.
+    let (send_cq, recv_cq) = (cq, cq);
+    let create = Request::CreateQp { pd, qp_type: 10, send_cq, recv_cq, srq: None, caps: CAPS, all_signaled: true, cookie: 0 };
+    assert_eq!(client.refused(&create), libc::EOPNOTSUPP);
+    let create = Request::CreateQp { pd, qp_type: 9, send_cq, recv_cq, srq: None, caps: CAPS, all_signaled: true, cookie: 0 };
+    assert_eq!(client.refused(&create), libc::EINVAL, "an initiator with receives");
     // What is in use stays.
+    assert_eq!(client.refused(&Request::CloseXrcd { xrcd }), libc::EBUSY);
+    client.granted(&Request::DestroyQp { qp: target });
+    client.granted(&Request::CloseXrcd { xrcd });
     assert_eq!(client.refused(&Request::DestroyCq { cq }), libc::EBUSY);
     assert_eq!(client.refused(&Request::DeallocPd { pd }), libc::EBUSY);
     client.granted(&Request::DestroyQp { qp: qp.handle });

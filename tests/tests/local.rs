@@ -25,6 +25,17 @@ fn two_devices() -> Daemon {
 tests::test_each_row!(row);
 
 #[test]
+fn xsrq_pingpong_of_three_clients() {
+    let _turn = one_at_a_time();
+    if missing_program(&["ibv_xsrq_pingpong"]) {
+        return;
+    }
+    let mut daemon = two_devices();
+    let server = Side { daemon: &mut daemon, device: "a" };
+    matrix::run_clients(&matrix::XSRQ_PINGPONG, &["-c", "3"], 3, server, "b", None, "127.0.0.1");
+}
+
+#[test]
 fn ibv_devices_lists_the_device() {
     let _turn = one_at_a_time();
     if missing_program(&["ibv_devices"]) {

@@ -20,6 +20,18 @@ fn row_over(row: &Row, ethernet_mtu: u32, path_mtu: u64) {
     matrix::run(row, side, "b", Some(&mut client), NetnsPair::IPV4[0]);
 }
 
+#[test]
+fn xsrq_pingpong_of_three_clients() {
+    let _turn = one_at_a_time();
+    if missing_program(&["ibv_xsrq_pingpong", "ip"]) || need_root("network namespaces") {
+        return;
+    }
+    let pair = NetnsPair::new(1500);
+    let [mut server, mut client] = pair.daemons();
+    let server = Side { daemon: &mut server, device: "a" };
+    matrix::run_clients(&matrix::XSRQ_PINGPONG, &["-c", "3"], 3, server, "b", Some(&mut client), NetnsPair::IPV4[0]);
+}
+
 /// AD-01 and AD-03: each address of a device is a GID that works, IPv6 as well as IPv4, and one that is not there is refused.
 #[test]
 fn every_gid_works() {

@@ -54,6 +54,7 @@ mod status;
 mod wake;
 #[cfg(test)]
 mod walk;
+mod xrc;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -61,11 +62,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rnic::{Config, CqId, Rnic, SrqId, Work};
+use rnic::{Config, CqId, Rnic, SrqId, Work, XrcdId};
 use roce::{Instant, Qpn};
 use tokio::sync::oneshot;
 
-pub use calls::{QpRequest, refuse};
+pub use calls::{NewQp, QpRequest, refuse};
 pub use clients::{Client, ClientId, ClientInit, Ended};
 pub use commands::{Attachment, DatapathHandle, Gone};
 pub use failures::{Failure, What};
@@ -73,6 +74,7 @@ pub use guests::GuestId;
 pub use guests::fast::NewFastRegion;
 pub use guests::objects::{NewRegion, QueueRuns};
 pub use status::DeviceStatus;
+pub use xrc::{DomainFile, no_rings};
 
 use crate::memory::{Memories, Reaching};
 use cm::ConnectionManagers;
@@ -84,6 +86,7 @@ use ports::Ports;
 use rings::Scratch;
 use spin::{Idle, Spin};
 use wake::{Epoll, Source, Waker};
+use xrc::{Domain, Target};
 
 /// Time between two looks at descriptors while there is nothing else to do.
 const DESCRIPTORS_EVERY: Duration = Duration::from_micros(10);
@@ -135,6 +138,9 @@ pub struct Datapath {
     cq_by_id: IdMap<CqId, (u32, u32)>,
     /// Client and index of each shared receive queue.
     srq_by_id: IdMap<SrqId, (u32, u32)>,
+    domains: IdMap<XrcdId, Domain>,
+    /// Queue pairs that more than one client may have.
+    targets: IdMap<Qpn, Target>,
     /// Indices of the clients that are polled; all others are armed.
     polled: Vec<u32>,
     /// Client and slot of queue pairs to be looked at in this round.
@@ -205,6 +211,8 @@ impl Datapath {
             qp_by_number: IdMap::default(),
             cq_by_id: IdMap::default(),
             srq_by_id: IdMap::default(),
+            domains: IdMap::default(),
+            targets: IdMap::default(),
             polled: Vec::new(),
             ready: Vec::new(),
             ready_again: Vec::new(),

@@ -9,7 +9,7 @@ use rnic::{
     AddressVector, AtomicOp, BindWindow, Destination, LocalBuffer, QpType, RecvRequest, SendFlags, SendOp, SendRequest,
     limits::MAX_SGE,
 };
-use roce::{Gid, Lkey, Qpn, Rkey};
+use roce::{Gid, Lkey, Qpn, Rkey, Srqn};
 use vdev_abi::layout::{self, RecvEntry, STAGING_LKEY, Sge};
 use vdev_abi::queue::{FLAG_INLINE, TakenSend};
 
@@ -114,7 +114,9 @@ pub fn send_request<'a>(
         }
         count = sges.len();
     }
-    Ok(SendRequest { wr_id: entry.wr_id, op, flags, buffers: &buffers[..count], srqn: None })
+    let is_message = is_source || matches!(op, SendOp::Read { .. } | SendOp::Atomic { .. });
+    let srqn = (qp_type == QpType::XrcSend && is_message).then(|| Srqn::new(entry.srqn()));
+    Ok(SendRequest { wr_id: entry.wr_id, op, flags, buffers: &buffers[..count], srqn })
 }
 
 /// `IBV_ACCESS_ZERO_BASED` of `enum ibv_access_flags`.
@@ -232,6 +234,21 @@ mod tests {
             let address = AddressVector { dgid: Gid([9; 16]), hop_limit: 5, port: 1, ..Default::default() };
             assert_eq!(request.op, SendOp::Datagram { to: Destination { address, qpn: Qpn::new(0x1234), qkey: 77 }, imm });
         }
+    }
+
+    #[test]
+    fn messages_of_extended_connections_name_a_queue() {
+        let named = |qp_type, opcode| {
+            let mut entry = entry(opcode, 2);
+            entry.set_srqn(0x1234);
+            let mut buffers = [NO_BUFFER; MAX_SGE as usize];
+            send_request(qp_type, &TakenSend { entry, inline: None }, &[], &MEMORY, &mut buffers).unwrap().srqn
+        };
+        for opcode in [0, 1, 2, 3, 4, 5, 6, 9] {
+            assert_eq!(named(QpType::XrcSend, opcode), Some(Srqn::new(0x1234)), "{opcode}");
+            assert_eq!(named(QpType::Rc, opcode), None, "{opcode}");
+        }
+        assert_eq!(named(QpType::XrcSend, 7), None);
     }
 
     #[test]

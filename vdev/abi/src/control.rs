@@ -8,7 +8,7 @@ use crate::cm::{CmReply, CmRequest};
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; the two sides must agree exactly.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 /// Longest control message in bytes, either way. A longer one ends the connection.
 pub const MAX_MESSAGE: usize = 16 * 1024;
 /// Most descriptors in one message.
@@ -123,6 +123,34 @@ pub enum Request {
         /// The client's own value, sent in asynchronous events.
         cookie: u64,
     },
+    /// Opens a domain of extended reliable connections. Descriptors: optionally a file, by whose inode programs that open the device
+    /// share the domain. Answer: [`Reply::Handle`].
+    OpenXrcd {
+        /// A domain that nobody has opened by this file is made; otherwise that is an error, `EAGAIN`.
+        create: bool,
+        /// It is an error, `EINVAL`, if somebody has.
+        exclusive: bool,
+    },
+    /// Closes a domain, from which nothing has been made or all of it is gone. Answer: [`Reply::Done`].
+    CloseXrcd {
+        /// The domain.
+        xrcd: Handle,
+    },
+    /// New shared receive queue that requests of extended reliable connections name. Answer: [`Reply::XrcSrq`].
+    CreateXrcSrq {
+        /// Protection domain, also for remote keys of requests that name the queue.
+        pd: Handle,
+        /// Domain of the targets that may take from it.
+        xrcd: Handle,
+        /// Where its receives complete.
+        cq: Handle,
+        /// Receives wanted.
+        max_wr: u32,
+        /// Buffers per receive.
+        max_sge: u32,
+        /// The client's own value, sent in asynchronous events.
+        cookie: u64,
+    },
     /// Sets the number of receives below which one event is sent; 0 for never. Answer: [`Reply::Done`].
     SetSrqLimit {
         /// The queue.
@@ -156,7 +184,7 @@ pub enum Request {
         qp_type: u32,
         /// Where send completions go.
         send_cq: Handle,
-        /// Where receive completions go.
+        /// Where receive completions go; `send_cq` again for a type that has no receives.
         recv_cq: Handle,
         /// Where receives come from, instead of a ring of its own.
         srq: Option<Handle>,
@@ -164,6 +192,23 @@ pub enum Request {
         caps: QpCaps,
         /// Every send request gives a completion.
         all_signaled: bool,
+        /// The client's own value, sent in asynchronous events.
+        cookie: u64,
+    },
+    /// New queue pair that takes requests of an extended reliable connection. Answer: [`Reply::Qp`], with sizes of 0.
+    CreateXrcTarget {
+        /// The domain.
+        xrcd: Handle,
+        /// The client's own value, sent in asynchronous events.
+        cookie: u64,
+    },
+    /// Opens a queue pair that [`Self::CreateXrcTarget`] has made, perhaps for another client that has opened the domain; it ends when
+    /// all have destroyed it. Answer: as there.
+    OpenXrcTarget {
+        /// The domain.
+        xrcd: Handle,
+        /// Its number.
+        qpn: u32,
         /// The client's own value, sent in asynchronous events.
         cookie: u64,
     },
@@ -253,6 +298,17 @@ pub enum Reply {
         srq: Handle,
         /// Receives, a power of two.
         max_wr: u32,
+    },
+    /// A shared receive queue that requests name. Descriptors: as of [`Self::Srq`]. Its doorbell is [`crate::layout::SRQ_SLOT`].
+    XrcSrq {
+        /// The queue.
+        srq: Handle,
+        /// Receives, a power of two.
+        max_wr: u32,
+        /// The number by which requests name it.
+        srqn: u32,
+        /// By which completions name it: [`crate::layout::CompletionEntry::slot`].
+        slot: u32,
     },
     /// Limit of a shared receive queue.
     SrqLimit(u32),
@@ -496,7 +552,8 @@ mod tests {
     fn messages_come_back() {
         let hello = Request::Hello { abi: ABI_VERSION, program: "ib_write_bw".into() };
         let modify = Request::ModifyQp { qp: 3, mask: 9, attr: QpAttr { ah_dgid: [5; 16], ..QpAttr::default() } };
-        for request in [hello, modify, registration(MAX_SHARED_RANGES), Request::CreateStaging] {
+        let domain = Request::OpenXrcd { create: true, exclusive: false };
+        for request in [hello, modify, registration(MAX_SHARED_RANGES), Request::CreateStaging, domain] {
             assert_eq!(decode_request(&encode_request(&request).unwrap()), Ok(request));
         }
         let refusal = Err(Refusal { errno: 12, message: "no room for a 5th queue pair".into() });

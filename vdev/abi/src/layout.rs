@@ -9,8 +9,14 @@ pub const STAGING_BYTES: usize = 8 << 20;
 /// The key that names the staging buffer in a send entry's buffers; their `addr` is then an offset into it. The daemon gives
 /// this key to no region.
 pub const STAGING_LKEY: u32 = 0xFFFF_FF00;
-/// Queue pairs per connection: bits of the doorbell page.
+/// Bits of the doorbell page.
 pub const DOORBELL_SLOTS: usize = 4096;
+/// The bit of all shared receive queues that requests name; the others are those of queue pairs.
+pub const SRQ_SLOT: u32 = DOORBELL_SLOTS as u32 - 1;
+/// Queue pairs per connection.
+pub const QP_SLOTS: usize = SRQ_SLOT as usize;
+/// Shared receive queues per connection.
+pub const SRQ_SLOTS: usize = 1024;
 
 /// The context page: one per connection, one page long. See [`crate::doorbell`].
 #[derive(Debug)]
@@ -130,7 +136,7 @@ pub struct SendEntry {
     /// Swap value.
     pub swap: u64,
     /// Datagrams: the peer's port. The rest of their [`Destination`], as all of a [`WindowBinding`], lies in fields that such requests
-    /// do not use otherwise.
+    /// do not use otherwise. Extended reliable connections: the shared receive queue that is named.
     pub dgid: [u8; 16],
 }
 
@@ -180,6 +186,17 @@ impl SendEntry {
         self.remote_addr = u64::from(to.qkey) << 32 | u64::from(to.flow_label);
         let bytes = [to.sgid_index, to.hop_limit, to.traffic_class, to.service_level];
         self.compare_add = u32::from_le_bytes(bytes).into();
+    }
+
+    /// Names the peer's shared receive queue.
+    pub fn set_srqn(&mut self, srqn: u32) {
+        self.dgid[..4].copy_from_slice(&srqn.to_ne_bytes());
+    }
+
+    /// The peer's shared receive queue.
+    pub fn srqn(&self) -> u32 {
+        let [a, b, c, d, ..] = self.dgid;
+        u32::from_ne_bytes([a, b, c, d])
     }
 
     /// Says what the window is to be bound to.
@@ -251,7 +268,7 @@ pub struct CompletionEntry {
     pub wr_id: u64,
     /// Local queue pair number.
     pub qpn: u32,
-    /// Doorbell slot of the queue pair: an index the client can look up.
+    /// Doorbell slot of the queue pair, or slot of the shared receive queue: an index the client can look up.
     pub slot: u32,
     /// Bytes moved.
     pub byte_len: u32,
@@ -273,8 +290,10 @@ pub struct CompletionEntry {
     pub is_recv: u8,
     /// When it was written, on the host's monotonic clock, in nanoseconds.
     pub timestamp_ns: u64,
+    /// Number of the shared receive queue, if it is one that requests name; then the queue pair may be another client's. Otherwise 0.
+    pub srqn: u32,
     /// Zero.
-    pub reserved: [u32; 3],
+    pub reserved: [u32; 2],
     /// Written last.
     pub sequence: u32,
 }
@@ -311,6 +330,9 @@ mod tests {
         let mut entry = SendEntry { wr_id: 5, imm: [1; 4], inline_len: 9, ..SendEntry::default() };
         entry.set_destination(&to);
         assert_eq!((entry.destination(), entry.wr_id, entry.imm, entry.inline_len), (to, 5, [1; 4], 9));
+        let mut entry = SendEntry { remote_addr: 1, rkey: 2, compare_add: 3, swap: 4, ..SendEntry::default() };
+        entry.set_srqn(0xAB_CDEF);
+        assert_eq!((entry.srqn(), entry.remote_addr, entry.rkey, entry.compare_add, entry.swap), (0xAB_CDEF, 1, 2, 3, 4));
     }
 
     #[test]

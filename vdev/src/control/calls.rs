@@ -11,17 +11,20 @@ use emtt::Access;
 use nix::fcntl::OFlag;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use rnic::{QpType, SrqAttr, WindowKind, limits as core_limits};
-use roce::{Gid, Mtu};
+use roce::{Gid, Mtu, Qpn};
 use tokio::sync::mpsc;
 use vdev_abi::cm::{CmReply, CmRequest};
 use vdev_abi::control::{ABI_VERSION, DeviceInfo, Handle, PortInfo, QpAttr, QpCaps, Refusal, Reply, Request, SharedRange};
-use vdev_abi::layout::{ContextPage, CqLayout, DOORBELL_SLOTS, QpLayout, STAGING_BYTES};
+use vdev_abi::layout::{ContextPage, CqLayout, QP_SLOTS, QpLayout, STAGING_BYTES};
 use vdev_abi::mapping::Mapping;
 use vdev_abi::queue::RecvConsumer;
 
 use super::devices::Device;
 use super::session::Answer;
-use crate::datapath::{Attachment, ClientId, ClientInit, Datapath, DatapathHandle, Ended, Gone, QpRequest, limits, refuse};
+use crate::datapath::{
+    Attachment, ClientId, ClientInit, Datapath, DatapathHandle, DomainFile, Ended, Gone, NewQp, QpRequest, limits, no_rings,
+    refuse,
+};
 use crate::memory::{self, Peer, Process};
 use crate::port::check_route;
 
@@ -117,6 +120,22 @@ impl<'a> Caller<'a> {
             Request::CreateSrq { pd, max_wr, max_sge, limit, cookie } => {
                 self.create_srq(client, pd, SrqAttr { max_wr, max_sge, limit }, cookie).await
             }
+            Request::OpenXrcd { create, exclusive } => self.open_xrcd(client, create, exclusive, fds).await,
+            Request::CloseXrcd { xrcd } => self.done(move |d| d.close_xrcd(client, xrcd)).await,
+            Request::CreateXrcSrq { pd, xrcd, cq, max_wr, max_sge, cookie } => {
+                let (layout, fd, memory, recv) = receive_ring(max_wr, max_sge)?;
+                let max_wr = layout.rq_depth;
+                let attr = SrqAttr { max_wr, max_sge, limit: 0 };
+                let srq = self.on_datapath(move |d| d.create_xrc_srq(client, pd, xrcd, cq, attr, memory, recv, cookie)).await?;
+                Ok((Reply::XrcSrq { srq: srq.handle, max_wr, srqn: srq.srqn, slot: srq.slot }, vec![fd]))
+            }
+            Request::CreateXrcTarget { xrcd, cookie } => {
+                self.give_target(move |d, memory| d.create_xrc_target(client, xrcd, memory, cookie)).await
+            }
+            Request::OpenXrcTarget { xrcd, qpn, cookie } => {
+                let qpn = Qpn::new(qpn);
+                self.give_target(move |d, memory| d.open_xrc_target(client, xrcd, qpn, memory, cookie)).await
+            }
             Request::SetSrqLimit { srq, limit } => self.done(move |d| d.set_srq_limit(client, srq, limit)).await,
             Request::ResizeSrq { srq, max_wr } => self.resize_srq(client, srq, max_wr).await,
             Request::QuerySrq { srq } => {
@@ -124,12 +143,13 @@ impl<'a> Caller<'a> {
             }
             Request::DestroySrq { srq } => self.done(move |d| d.destroy_srq(client, srq)).await,
             Request::CreateQp { pd, qp_type, send_cq, recv_cq, srq, caps, all_signaled, cookie } => {
-                let qp_type = [QpType::Rc, QpType::Uc, QpType::Ud]
+                let qp_type = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend]
                     .into_iter()
                     .find(|&known| known as u32 == qp_type)
                     .ok_or_else(|| {
-                        let message =
-                            format!("queue pairs of type {qp_type} are not supported, only RC (2), UC (3) and UD (4)");
+                        let message = format!(
+                            "queue pairs of type {qp_type} are not made so, only RC (2), UC (3), UD (4) and XRC_SEND (9)"
+                        );
                         refuse(libc::EOPNOTSUPP, message)
                     })?;
                 self.create_qp(client, QpRequest { qp_type, pd, send_cq, recv_cq, srq, caps, all_signaled, cookie }).await
@@ -234,7 +254,7 @@ impl<'a> Caller<'a> {
             fw_version: env!("CARGO_PKG_VERSION").into(),
             guid: self.device.guid,
             max_mr_size: 1 << 47,
-            max_qp: DOORBELL_SLOTS as u32,
+            max_qp: QP_SLOTS as u32,
             max_qp_wr: core_limits::MAX_QP_WR,
             max_sge: core_limits::MAX_SGE,
             max_inline_data: core_limits::MAX_INLINE,
@@ -355,6 +375,28 @@ impl<'a> Caller<'a> {
         let (fd, memory) = Mapping::create(c"vrdma-qp", layout.bytes).map_err(system("the rings of a queue pair"))?;
         let memory = Arc::new(memory);
         let qp = self.on_datapath(move |d| d.create_qp(client, memory, &layout, &request)).await?;
+        Ok((Reply::Qp { qp: qp.handle, qpn: qp.qpn, doorbell: qp.slot, caps }, vec![fd]))
+    }
+
+    async fn open_xrcd(&self, client: ClientId, create: bool, exclusive: bool, fds: Vec<OwnedFd>) -> Answer {
+        let file = fds.into_iter().next().map(|file| {
+            let found = nix::sys::stat::fstat(&file).map_err(|errno| system("a domain by this file")(errno.into()))?;
+            Ok(DomainFile { inode: (found.st_dev, found.st_ino), file })
+        });
+        let file = file.transpose()?;
+        let (xrcd, _unused) = self.on_datapath(move |d| d.open_xrcd(client, file, create, exclusive)).await?;
+        Ok((Reply::Handle(xrcd), Vec::new()))
+    }
+
+    /// A queue pair without rings, which `call` makes or finds; it has a page of its own all the same, as all queue pairs do.
+    async fn give_target(
+        &self,
+        call: impl FnOnce(&mut Datapath, Arc<Mapping>) -> Result<NewQp, Refusal> + Send + 'static,
+    ) -> Answer {
+        let (layout, caps) = no_rings();
+        let (fd, memory) = Mapping::create(c"vrdma-qp", layout.bytes).map_err(system("the page of a queue pair"))?;
+        let memory = Arc::new(memory);
+        let qp = self.on_datapath(move |d| call(d, memory)).await?;
         Ok((Reply::Qp { qp: qp.handle, qpn: qp.qpn, doorbell: qp.slot, caps }, vec![fd]))
     }
 

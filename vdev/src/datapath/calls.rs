@@ -355,7 +355,7 @@ impl Datapath {
             Some(srq) => Some(client.srqs.get(srq).ok_or_else(|| unknown("shared receive queue", srq))?.id),
         };
         if !client.qps.has_room() {
-            return Err(full("queue pairs", vdev_abi::layout::DOORBELL_SLOTS));
+            return Err(full("queue pairs", vdev_abi::layout::QP_SLOTS));
         }
         charge(&mut client.ring_bytes, layout.bytes)?;
         let init = QpInit { qp_type, send_cq, recv_cq, srq: srq_id, caps: attr::caps_to_core(&caps), all_signaled };
@@ -377,6 +377,7 @@ impl Datapath {
             send: SendConsumer::new(layout, &caps),
             recv: RecvConsumer::new(layout, &caps),
             srq: srq.map(Handles::<SharedReceiveQueue>::index_of),
+            xrcd: None,
             queued: false,
             cookie,
         };
@@ -412,20 +413,29 @@ impl Datapath {
     /// Ends a queue pair. When this returns, no further completion of it will be written.
     pub fn destroy_qp(&mut self, id: ClientId, handle: Handle) -> Answer<impl Send + use<>> {
         let client = self.client(id).ok_or_else(gone)?;
-        let qpn = client.qps.get(handle).ok_or_else(|| unknown("queue pair", handle))?.qpn;
+        client.qps.get(handle).ok_or_else(|| unknown("queue pair", handle))?;
         // Completions that exist already are the client's.
         self.deliver_completions();
         let client = self.client(id).ok_or_else(gone)?;
         let qp = client.qps.remove(handle).expect("found above");
         client.ring_bytes -= qp.memory.len() as u64;
+        client.unuse_domain(qp.xrcd);
         let slot = Handles::<QueuePair>::index_of(handle);
         self.ready.retain(|&ready| ready != (id.index, slot));
-        self.qp_by_number.remove(&qpn);
-        if let Err(error) = self.rnic.destroy_qp(self.now, qpn) {
-            tracing::error!(%qpn, %error, "a queue pair was unknown to the core");
-        }
-        self.memories.remove(qp.unkeyed.ring);
+        self.end_queue_pair(&qp, (id.index, slot));
         Ok(qp.memory)
+    }
+
+    /// A client has a queue pair no more, at this place: it ends, unless others have it too.
+    pub(super) fn end_queue_pair(&mut self, qp: &QueuePair, place: (u32, u32)) {
+        self.memories.remove(qp.unkeyed.ring);
+        if qp.qp_type == QpType::XrcRecv {
+            return self.leave_target(qp.qpn, place);
+        }
+        self.qp_by_number.remove(&qp.qpn);
+        if let Err(error) = self.rnic.destroy_qp(self.now, qp.qpn) {
+            tracing::error!(qpn = %qp.qpn, %error, "a queue pair was unknown to the core");
+        }
     }
 
     /// Lets a queue pair join a multicast group.

@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use emtt::MemId;
 use nix::sys::eventfd::EventFd;
-use rnic::{CqId, DeviceId, PdId, QpType, SrqId};
+use rnic::{CqId, DeviceId, PdId, QpType, SrqId, XrcdId};
 use roce::{Instant, Lkey, Qpn, Rkey};
 use tokio::sync::mpsc;
 use vdev_abi::completion::CqProducer;
 use vdev_abi::control::Handle;
 use vdev_abi::doorbell::Doorbell;
-use vdev_abi::layout::{DOORBELL_SLOTS, STAGING_BYTES};
+use vdev_abi::layout::{QP_SLOTS, STAGING_BYTES};
 use vdev_abi::mapping::Mapping;
 use vdev_abi::queue::{RecvConsumer, SendConsumer};
 
@@ -103,6 +103,16 @@ pub(super) struct SharedReceiveQueue {
     pub memory: Mapping,
     pub recv: RecvConsumer,
     pub cookie: u64,
+    /// The domain by which requests may name it, if any may.
+    pub xrcd: Option<Handle>,
+}
+
+/// A domain of extended reliable connections, as one client has opened it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenDomain {
+    pub id: XrcdId,
+    /// What it has made of it: shared receive queues and queue pairs.
+    pub users: u32,
 }
 
 /// A queue pair: its index in the table is its doorbell slot.
@@ -116,6 +126,8 @@ pub(super) struct QueuePair {
     pub recv: RecvConsumer,
     /// Where its receives come from instead: index in [`Client::srqs`], which outlives it.
     pub srq: Option<u32>,
+    /// Of a target of extended reliable connections: the domain by which the client has it.
+    pub xrcd: Option<Handle>,
     /// In the list of queue pairs to be looked at.
     pub queued: bool,
     pub cookie: u64,
@@ -141,7 +153,12 @@ pub struct Client {
     pub(super) cqs: Handles<CompletionQueue>,
     pub(super) srqs: Handles<SharedReceiveQueue>,
     pub(super) qps: Handles<QueuePair>,
+    pub(super) xrcds: Handles<OpenDomain>,
+    /// Indices in [`Self::srqs`] of those that requests can name.
+    pub(super) named_srqs: Vec<u32>,
     pub(super) cm: ClientCm,
+    /// Of domains that ended with it, to be closed outside the datapath.
+    files: Vec<OwnedFd>,
     /// Bytes of rings, bounded by [`limits::RING_BYTES`].
     pub(super) ring_bytes: u64,
     /// Last round in which it rang.
@@ -212,8 +229,11 @@ impl Datapath {
             channels: Handles::new(limits::CHANNELS),
             cqs: Handles::new(limits::CQS),
             srqs: Handles::new(limits::SRQS),
-            qps: Handles::new(DOORBELL_SLOTS),
+            qps: Handles::new(QP_SLOTS),
+            xrcds: Handles::new(limits::XRCDS),
+            named_srqs: Vec::new(),
             cm: ClientCm::new(),
+            files: Vec::new(),
             ring_bytes: 0,
             last_ring: Instant::ZERO,
             polled: false,
@@ -259,18 +279,17 @@ impl Datapath {
         // First, so that peers learn of it before their requests time out.
         self.connections.forget(self.now, client.device, &client.cm);
         self.take_cm_outputs();
-        for (_, qp) in client.qps.iter() {
-            self.qp_by_number.remove(&qp.qpn);
-            if let Err(error) = self.rnic.destroy_qp(self.now, qp.qpn) {
-                tracing::error!(qpn = %qp.qpn, %error, "a queue pair was unknown to the core");
-            }
-            self.memories.remove(qp.unkeyed.ring);
+        for (slot, qp) in client.qps.iter() {
+            self.end_queue_pair(qp, (index, slot));
         }
         for (_, srq) in client.srqs.iter() {
             self.srq_by_id.remove(&srq.id);
             if let Err(error) = self.rnic.destroy_srq(srq.id) {
                 tracing::error!(%error, "a shared receive queue outlived its client");
             }
+        }
+        for (_, domain) in client.xrcds.iter() {
+            client.files.extend(self.leave_domain(domain.id));
         }
         for (_, cq) in client.cqs.iter() {
             self.cq_by_id.remove(&cq.id);

@@ -54,6 +54,7 @@ fn entry(completion: &Completion, slot: u32, timestamp_ns: u64) -> CompletionEnt
         flags: completion.flags.bits(),
         is_recv: u8::from(completion.opcode as u8 >= 128),
         timestamp_ns,
+        srqn: completion.srq.map_or(0, |srq| srq.number().get()),
         ..CompletionEntry::default()
     }
 }
@@ -79,7 +80,12 @@ impl Datapath {
     fn write_completion(&mut self, id: CqId, completion: &Completion, timestamp_ns: u64) {
         // A queue of a guest, or of a client that has been ended in this round.
         let Some(&(index, cq_index)) = self.cq_by_id.get(&id) else { return self.write_guest_completion(id, completion) };
-        let Some(&(_, slot)) = self.qp_by_number.get(&completion.qpn) else { return };
+        let slot = match completion.srq {
+            // The queue pair that took it may be another client's.
+            Some(srq) => self.srq_by_id.get(&srq),
+            None => self.qp_by_number.get(&completion.qpn),
+        };
+        let Some(&(_, slot)) = slot else { return };
         let Some(cq) = self.clients[index as usize].as_deref_mut().and_then(|client| client.cqs.at_mut(cq_index)) else {
             return;
         };
@@ -184,10 +190,19 @@ impl Datapath {
         if self.send_guest_event(qpn, kind) {
             return;
         }
-        if let Some(&(index, slot)) = self.qp_by_number.get(&qpn) {
-            let cookie = self.clients[index as usize].as_ref().and_then(|client| Some(client.qps.at(slot)?.cookie));
-            self.send_event(index, event, cookie);
+        if let Some(&place) = self.qp_by_number.get(&qpn) {
+            self.send_event_at(place, event);
         }
+        // All who have a target hear of it.
+        for n in 0.. {
+            let Some(&place) = self.targets.get(&qpn).and_then(|target| target.places.get(n)) else { return };
+            self.send_event_at(place, event);
+        }
+    }
+
+    fn send_event_at(&mut self, (index, slot): (u32, u32), event: u32) {
+        let cookie = self.clients[index as usize].as_ref().and_then(|client| Some(client.qps.at(slot)?.cookie));
+        self.send_event(index, event, cookie);
     }
 
     fn send_port_event(&mut self, device: rnic::DeviceId, event: u32) {

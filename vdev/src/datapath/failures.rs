@@ -95,7 +95,8 @@ impl Datapath {
 
     /// Device, process and program that a queue pair is of. `None` if that has been ended in this round.
     fn owner_of(&self, qpn: Qpn) -> Option<(DeviceId, i32, Arc<str>)> {
-        match self.qp_by_number.get(&qpn) {
+        let place = self.qp_by_number.get(&qpn).or_else(|| self.targets.get(&qpn)?.places.first());
+        match place {
             Some(&(client, _)) => {
                 let client = self.clients[client as usize].as_deref()?;
                 Some((client.device, client.pid, client.program.clone()))

@@ -11,7 +11,9 @@ pub const CHANNELS: usize = 256;
 /// Completion queues.
 pub const CQS: usize = 4096;
 /// Shared receive queues.
-pub const SRQS: usize = 1024;
+pub const SRQS: usize = vdev_abi::layout::SRQ_SLOTS;
+/// Domains of extended reliable connections; each may keep a file open.
+pub const XRCDS: usize = 64;
 /// Completions per queue. libfabric's reliable datagrams ask for 196 608, unless they are told of fewer peers.
 pub const CQE: u32 = 1 << 18;
 /// Bytes of rings: the client's processes are charged for the pages, but the daemon reads them in.

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::Range;
 
-use rnic::{DeviceId, DeviceInit, RxMeta, Transmit};
-use roce::{Mtu, Qpn};
+use rnic::{DeviceId, DeviceInit, RxMeta, SrqId, Transmit};
+use roce::wire::{BTH_LEN, Opcode};
+use roce::{Mtu, Qpn, Srqn};
 
 use super::Datapath;
 use super::clients::Client;
@@ -29,6 +30,8 @@ const RECEIVES_PER_ROUND: u32 = 4;
 const STREAM_BYTES: usize = 32 << 10;
 /// Offset and length of the destination QPN in a BTH (IBA 9.2).
 const BTH_DEST_QPN: Range<usize> = 5..8;
+/// Where an XRCETH lies (annex A14.3).
+const XRCETH: Range<usize> = BTH_LEN..BTH_LEN + 4;
 
 struct Entry {
     ip: IpAddr,
@@ -128,6 +131,13 @@ impl Ports {
     }
 }
 
+/// The shared receive queue that a request of an extended reliable connection names.
+fn named_queue(packet: &[u8]) -> Option<Srqn> {
+    Opcode::from_code(*packet.first()?).filter(|opcode| opcode.has_xrceth())?;
+    let &[_, high, middle, low] = packet.get(XRCETH)? else { return None };
+    Some(Srqn::new(u32::from_be_bytes([0, high, middle, low])))
+}
+
 impl Datapath {
     /// Takes packets from the ports that have some. True if there were any.
     pub(super) fn receive_packets(&mut self) -> bool {
@@ -175,10 +185,13 @@ impl Datapath {
             // Too short ones are the core's to count.
             let Some(&[high, middle, low]) = packet.get(BTH_DEST_QPN) else { continue };
             let qpn = Qpn::new(u32::from_be_bytes([0, high, middle, low]));
-            if last != Some(qpn) {
-                last = Some(qpn);
-                if let Some(qpn) = self.rnic.queue_pair(device, qpn) {
-                    self.drain_receives_of(qpn);
+            let srqn = named_queue(packet);
+            if last != Some((qpn, srqn)) {
+                last = Some((qpn, srqn));
+                match (self.rnic.queue_pair(device, qpn), srqn) {
+                    (Some(qpn), Some(srqn)) if self.targets.contains_key(&qpn) => self.drain_srq(SrqId::numbered(srqn)),
+                    (Some(qpn), _) => self.drain_receives_of(qpn),
+                    (None, _) => {}
                 }
             }
         }

@@ -9,8 +9,8 @@
 //! Owns: reading of rings and what a bad entry means (the end of that client). Never writes to a ring.
 
 use rnic::{Destination, PostError, RecvRequest, SendOp, SrqId, limits::MAX_SGE};
-use roce::Qpn;
-use vdev_abi::layout::Sge;
+use roce::{Qpn, Srqn};
+use vdev_abi::layout::{SRQ_SLOT, Sge};
 use vdev_abi::mapping::Mapping;
 use vdev_abi::queue::RecvConsumer;
 
@@ -28,6 +28,10 @@ pub(super) struct Scratch {
     pub(super) receivers: Vec<Qpn>,
     /// Where the last of them goes.
     last_destination: Option<Destination>,
+    /// The shared receive queues of this daemon that requests which were just posted name.
+    named: Vec<SrqId>,
+    /// The last of them.
+    last_named: Option<Srqn>,
 }
 
 impl Scratch {
@@ -37,6 +41,8 @@ impl Scratch {
             buffers: [NO_BUFFER; MAX_SGE as usize],
             receivers: Vec::new(),
             last_destination: None,
+            named: Vec::new(),
+            last_named: None,
         }
     }
 }
@@ -55,6 +61,9 @@ impl Datapath {
             client.last_ring = self.now;
             let (qps, ready) = (&mut client.qps, &mut self.ready);
             bell.take(|slot| {
+                if slot == SRQ_SLOT {
+                    ready.push((index, slot));
+                }
                 if let Some(qp) = qps.at_mut(slot)
                     && !qp.queued
                 {
@@ -92,6 +101,12 @@ impl Datapath {
 
     /// Receives first, then sends. True if sends are left for the next round.
     fn post_queue_pair(&mut self, client: u32, slot: u32, budget: u32) -> bool {
+        if slot == SRQ_SLOT {
+            if self.clients[client as usize].is_some() {
+                self.drain_named_srqs(client);
+            }
+            return false;
+        }
         self.drain_receives(client, slot);
         let Some(qp) = self.clients[client as usize].as_deref_mut().and_then(|client| client.qps.at_mut(slot)) else {
             return false;
@@ -107,7 +122,8 @@ impl Datapath {
         if pending == 0 {
             return false;
         }
-        if let Some(peer) = self.rnic.local_peer(qp.qpn) {
+        let local_peer = self.rnic.local_peer(qp.qpn);
+        if let Some(peer) = local_peer {
             self.drain_receives_of(peer);
         }
         let qp = self.clients[client as usize].as_deref_mut().and_then(|client| client.qps.at_mut(slot)).expect("found above");
@@ -130,6 +146,12 @@ impl Datapath {
                     {
                         scratch.receivers.extend(self.rnic.local_receivers(qp.qpn, &to));
                     }
+                    if let Some(srqn) = request.srqn
+                        && local_peer.is_some()
+                        && scratch.last_named.replace(srqn) != Some(srqn)
+                    {
+                        scratch.named.push(SrqId::numbered(srqn));
+                    }
                     accepted(self.rnic.post_send(self.now, qp.qpn, &request))
                 });
             if let Err(reason) = posted {
@@ -143,10 +165,14 @@ impl Datapath {
         more
     }
 
-    /// Empties the receive rings of those whom datagrams that were just posted go to: a receive that was posted before a datagram is to
-    /// be there when it is delivered.
+    /// Empties the receive rings of those whom datagrams that were just posted go to, and of the shared receive queues that requests name:
+    /// a receive that was posted before a datagram is to be there when it is delivered.
     pub(super) fn drain_receivers(&mut self) {
         self.scratch.last_destination = None;
+        self.scratch.last_named = None;
+        while let Some(srq) = self.scratch.named.pop() {
+            self.drain_srq(srq);
+        }
         while let Some(receiver) = self.scratch.receivers.pop() {
             self.drain_receives_of(receiver);
         }
@@ -179,7 +205,7 @@ impl Datapath {
         }
     }
 
-    fn drain_shared(&mut self, index: u32, srq: u32) {
+    pub(super) fn drain_shared(&mut self, index: u32, srq: u32) {
         let Some(srq) = self.clients[index as usize].as_deref_mut().and_then(|client| client.srqs.at_mut(srq)) else { return };
         let post = |request: RecvRequest<'_>| self.rnic.post_srq_recv(self.now, srq.id, &request);
         if let Err(reason) = drain(&mut srq.recv, &srq.memory, &mut self.scratch, post) {

@@ -18,7 +18,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, Once};
 use vdev_abi::control::{DeviceInfo, PortInfo, Reply, Request};
 use vdev_abi::copy::Copier;
 use vdev_abi::doorbell::Doorbell;
-use vdev_abi::layout::{ContextPage, DOORBELL_SLOTS};
+use vdev_abi::layout::{ContextPage, QP_SLOTS, SRQ_SLOTS};
 use vdev_abi::mapping::Mapping;
 
 /// Locks; a panic elsewhere ends the process before the lock could matter.
@@ -51,6 +51,8 @@ pub struct Context {
     pub fatal_given: AtomicBool,
     /// Queue pairs by doorbell slot, which completions carry.
     slots: Box<[AtomicPtr<Qp>]>,
+    /// Shared receive queues that requests name, by the slot that completions carry.
+    srq_slots: Box<[AtomicPtr<Srq>]>,
     /// Objects by the cookie that events carry.
     cookies: Mutex<Cookies>,
     /// Signalled when a program acknowledges an event.
@@ -111,8 +113,6 @@ impl Context {
             errno: Errno(error.raw_os_error().unwrap_or(libc::EIO)),
             message: format!("the daemon's context page cannot be mapped: {error}"),
         })?;
-        let mut slots = Vec::new();
-        slots.resize_with(DOORBELL_SLOTS, || AtomicPtr::new(ptr::null_mut()));
         let context = Box::new(Context {
             verbs: verbs(device, connection.as_raw(), async_fd.as_raw_fd()),
             forks: FORKS.load(Ordering::Relaxed),
@@ -123,7 +123,8 @@ impl Context {
             doorbell,
             async_fd,
             fatal_given: AtomicBool::new(false),
-            slots: slots.into_boxed_slice(),
+            slots: no_objects(QP_SLOTS),
+            srq_slots: no_objects(SRQ_SLOTS),
             cookies: Mutex::new(Cookies { next: 1, ..Cookies::default() }),
             acknowledged: Condvar::new(),
             copier: Copier::new(),
@@ -223,6 +224,21 @@ impl Context {
         (qp.number() == qpn).then_some(qp)
     }
 
+    /// Enters a shared receive queue that requests name under its slot.
+    pub fn set_srq_slot(&self, slot: u32, srq: *mut Srq) {
+        if let Some(entry) = self.srq_slots.get(slot as usize) {
+            entry.store(srq, Ordering::Release);
+        }
+    }
+
+    /// The shared receive queue in a slot with this number; as [`Self::qp_in_slot`], with `ibv_destroy_srq`.
+    pub fn srq_in_slot(&self, slot: u32, srqn: u32) -> Option<&Srq> {
+        let srq = self.srq_slots.get(slot as usize)?.load(Ordering::Acquire);
+        // SAFETY: see above.
+        let srq = unsafe { srq.as_ref() }?;
+        (srq.number() == Some(srqn)).then_some(srq)
+    }
+
     /// A fresh cookie for an object that is about to be made.
     pub fn new_cookie(&self) -> u64 {
         let mut cookies = lock(&self.cookies);
@@ -306,9 +322,12 @@ fn verbs(device: &'static Device, cmd_fd: i32, async_fd: i32) -> verbs_context {
         private: ptr::null(),
         query_device_ex: Some(crate::query::query_device_ex),
         others2: [ptr::null(); 4],
-        open_qp: ptr::null(),
+        open_qp: Some(crate::xrc::open_qp),
         create_qp_ex: Some(crate::qp_ex::create_qp_ex),
-        others3: [ptr::null(); 4],
+        get_srq_num: Some(crate::xrc::get_srq_num),
+        create_srq_ex: Some(crate::xrc::create_srq_ex),
+        open_xrcd: Some(crate::xrc::open_xrcd),
+        close_xrcd: Some(crate::xrc::close_xrcd),
         placeholder: 0,
         size: size_of::<verbs_context>(),
         context: ibv_context {
@@ -321,6 +340,10 @@ fn verbs(device: &'static Device, cmd_fd: i32, async_fd: i32) -> verbs_context {
             abi_compat: EXTENDED,
         },
     }
+}
+
+fn no_objects<T>(count: usize) -> Box<[AtomicPtr<T>]> {
+    (0..count).map(|_| AtomicPtr::new(ptr::null_mut())).collect()
 }
 
 fn allowed_cpus() -> u32 {

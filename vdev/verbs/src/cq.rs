@@ -65,7 +65,7 @@ impl CqState {
     }
 }
 
-/// The slot number that marks a completion as withdrawn: its queue pair was reset.
+/// The slot number that marks a completion as withdrawn: its queue is gone, or was reset.
 pub const WITHDRAWN: u32 = u32::MAX;
 
 impl Cq {
@@ -98,13 +98,13 @@ impl Cq {
         &self.current
     }
 
-    /// Withdraws the completions of a queue pair that were written and not polled. Returns how many of them were receives.
-    pub fn withdraw(&self, qpn: u32) -> u32 {
+    /// Withdraws those completions that were written and not polled and are `of` what is gone. Returns how many of them were receives.
+    pub fn withdraw(&self, of: impl Fn(&CompletionEntry) -> bool) -> u32 {
         let state = lock(&self.state);
         let mut receives = 0;
         for ahead in 0.. {
             let Some(mut entry) = state.peek(ahead) else { break };
-            if entry.qpn == qpn && entry.slot != WITHDRAWN {
+            if of(&entry) && entry.slot != WITHDRAWN {
                 receives += u32::from(entry.is_recv != 0);
                 entry.slot = WITHDRAWN;
                 state.ring.consumer.replace(&state.ring.map, ahead, &entry);
@@ -238,7 +238,7 @@ verbs! {
     fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int,
         if own_object(cq) => { code(resize(cq, cqe)) } else libc::EINVAL;
 
-    /// Ends a completion queue, after waiting until its events were acknowledged; `EBUSY` while queue pairs report to it.
+    /// Ends a completion queue, after waiting until its events were acknowledged; `EBUSY` while queues report to it.
     fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int,
         if own_object(cq) => { code(destroy(cq)) } else libc::EINVAL;
 }

@@ -9,7 +9,7 @@
 //! no real library behind. It is one file under both names, as ids are made of verbs objects.
 //!
 //! Where to look: `device` lists and opens devices, `context` holds what one opened device owns, `connection` talks to the
-//! daemon, `domain`, `memory`, `window`, `channel`, `cq`, `qp`, `srq` and `ah` make and end objects, `post` and `poll` are the data path, `cq_ex`
+//! daemon, `domain`, `memory`, `window`, `channel`, `cq`, `qp`, `srq`, `xrc` and `ah` make and end objects, `post` and `poll` are the data path, `cq_ex`
 //! and `qp_ex` the same by function calls, `query`, `clock` and `events` answer questions, `names` knows strings and rates,
 //! `unsupported` refuses the rest, `symbols` serves programs that load libibverbs at run time. `cm` is connection management: the
 //! functions of librdmacm. `abi` is the C interface.
@@ -49,3 +49,4 @@ mod unsupported;
 #[cfg(versioned)]
 mod versions;
 mod window;
+mod xrc;

@@ -87,12 +87,17 @@ fn nothing_there(context: &Context, empty: u32) -> c_int {
     0
 }
 
-/// The completion for the program, after the queue pair has got its slots back. `None` when the queue pair is gone or was reset.
+/// The completion for the program, after its queue has got its slots back. `None` when the queue is gone or was reset.
 fn accept(context: &Context, entry: &CompletionEntry) -> Option<ibv_wc> {
     if entry.slot == WITHDRAWN {
         return None;
     }
-    context.qp_in_slot(entry.slot, entry.qpn)?.retire(context, entry.is_recv != 0, entry.queue_index);
+    if entry.srqn != 0 {
+        // The queue pair that took it may be another process's.
+        context.srq_in_slot(entry.slot, entry.srqn)?.retire(1);
+    } else {
+        context.qp_in_slot(entry.slot, entry.qpn)?.retire(context, entry.is_recv != 0, entry.queue_index);
+    }
     Some(ibv_wc {
         wr_id: entry.wr_id,
         status: u32::from(entry.status),

@@ -218,6 +218,9 @@ unsafe fn push_send(context: &Context, qp: &Qp, ring: &mut RingProducer, request
         ring.push_send(qp.map(), &entry, iter::empty());
         return Ok(());
     }
+    if qp.names_queues() {
+        entry.set_srqn(request.qp_type[0]);
+    }
     // An inline list is not limited by the number of buffers, as it is copied; it is by the length.
     let inline = request.send_flags & send_flags::INLINE != 0;
     let max_sge = if inline { context.info.max_sge } else { qp.caps().max_send_sge };

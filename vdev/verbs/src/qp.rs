@@ -3,7 +3,7 @@
 //! Keeps a shadow of the state, so that posting in a wrong state is refused without asking the daemon. The daemon may move a queue
 //! pair to ERR by itself; posting is allowed in both, so that the shadow may lag there.
 
-use crate::abi::codes::{QPT_RC, QPT_UC, QPT_UD, qp_mask, qp_state};
+use crate::abi::codes::{QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, qp_mask, qp_state};
 use crate::abi::extended::ibv_qp_ex;
 use crate::abi::object::{ibv_cq, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 use crate::attr::{attr_in, attr_out, caps_in, caps_out};
@@ -113,7 +113,12 @@ impl Qp {
 
     /// Whether its requests are acknowledged, so that they can be answered with data.
     pub fn is_reliable(&self) -> bool {
-        self.ibv.qp_base.qp_type == QPT_RC
+        matches!(self.ibv.qp_base.qp_type, QPT_RC | QPT_XRC_SEND)
+    }
+
+    /// Whether its messages name a shared receive queue of the peer.
+    pub fn names_queues(&self) -> bool {
+        self.ibv.qp_base.qp_type == QPT_XRC_SEND
     }
 
     /// What its events carry.
@@ -141,14 +146,16 @@ impl Qp {
         &self.caps
     }
 
-    /// Whether the state allows to post sends.
+    /// Whether type and state allow to post sends.
     pub fn may_send(&self) -> bool {
-        (qp_state::RTS..=qp_state::ERR).contains(&self.state.load(Ordering::Relaxed))
+        self.ibv.qp_base.qp_type != QPT_XRC_RECV
+            && (qp_state::RTS..=qp_state::ERR).contains(&self.state.load(Ordering::Relaxed))
     }
 
-    /// Whether the state allows to post receives.
+    /// Whether type and state allow to post receives.
     pub fn may_receive(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != qp_state::RESET
+        let has_queue = !matches!(self.ibv.qp_base.qp_type, QPT_XRC_SEND | QPT_XRC_RECV);
+        has_queue && self.state.load(Ordering::Relaxed) != qp_state::RESET
     }
 
     /// The shared rings.
@@ -227,15 +234,16 @@ impl Qp {
 
     /// Withdraws its completions that were not polled. The daemon writes no more of them.
     fn withdraw_completions(&self) {
-        let receives = self.cqs().map(|cq| cq.withdraw(self.number())).iter().sum();
+        let receives = self.cqs().map(|cq| cq.withdraw(|entry| entry.qpn == self.number() && entry.srqn == 0)).sum();
         if let Some(srq) = self.srq() {
             srq.retire(receives);
         }
     }
 
-    fn cqs(&self) -> [&Cq; 2] {
+    fn cqs(&self) -> impl Iterator<Item = &Cq> {
+        let both = [self.ibv.qp_base.send_cq, self.ibv.qp_base.recv_cq];
         // SAFETY: completion queues outlive the queue pairs that report to them.
-        unsafe { [Cq::of(self.ibv.qp_base.send_cq), Cq::of(self.ibv.qp_base.recv_cq)] }
+        both.into_iter().filter(|cq| !cq.is_null()).map(|cq| unsafe { Cq::of(cq) })
     }
 }
 
@@ -243,9 +251,16 @@ impl Qp {
 /// The domain is live and ours, and the attributes are valid.
 pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: bool) -> Result<*mut ibv_qp, Errno> {
     // SAFETY: per contract.
-    let (context, wanted) = unsafe { (Context::of((*pd).context), *attr) };
-    if !matches!(wanted.qp_type, QPT_RC | QPT_UC | QPT_UD) {
-        return Err(Errno(libc::EOPNOTSUPP));
+    let (context, mut wanted) = unsafe { (Context::of((*pd).context), *attr) };
+    match wanted.qp_type {
+        QPT_RC | QPT_UC | QPT_UD => {}
+        QPT_XRC_SEND => {
+            // It has no receives, whatever the program says of them.
+            (wanted.cap.max_recv_wr, wanted.cap.max_recv_sge, wanted.srq) = (0, 0, ptr::null_mut());
+            wanted.recv_cq = wanted.send_cq;
+        }
+        QPT_XRC_RECV => return Err(Errno(libc::EINVAL)),
+        _ => return Err(Errno(libc::EOPNOTSUPP)),
     }
     // SAFETY: completion queues are null or live.
     let own = |cq: *mut ibv_cq| unsafe { own_object(cq) && (*cq).context == (*pd).context };
@@ -270,9 +285,25 @@ pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: 
     let qp_type = wanted.qp_type;
     let srq_handle = srq.map(Srq::handle);
     let request = Request::CreateQp { pd: pd_handle, qp_type, send_cq, recv_cq, srq: srq_handle, caps, all_signaled, cookie };
-    let (reply, fds) = context.call(&request, &[])?;
+    let (qp, caps) = give(context, &wanted, pd, &request, cookie, is_extended)?;
+    // SAFETY: the caller's attributes, which this verb also writes.
+    unsafe { (*attr).cap = caps_out(&caps) };
+    Ok(qp)
+}
+
+/// Asks the daemon for a queue pair, and makes it for the program. Returns it and the sizes granted. `pd` is null for one that is not of
+/// a protection domain.
+pub fn give(
+    context: &Context,
+    wanted: &ibv_qp_init_attr,
+    pd: *mut ibv_pd,
+    request: &Request,
+    cookie: u64,
+    is_extended: bool,
+) -> Result<(*mut ibv_qp, QpCaps), Errno> {
+    let (reply, fds) = context.call(request, &[])?;
     let (Reply::Qp { qp: handle, qpn, doorbell, caps }, [memory]) = (&reply, fds.as_slice()) else {
-        return Err(unexpected(&request, &reply));
+        return Err(unexpected(request, &reply));
     };
     let layout = QpLayout::new(caps).ok_or(Errno(libc::EPROTO))?;
     let map = Mapping::map(memory.as_fd(), layout.bytes).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))?;
@@ -295,11 +326,12 @@ pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: 
         ibv: qp_ex::extend(ibv),
         is_extended,
         handle: *handle,
-        pd_handle,
+        // SAFETY: null or live.
+        pd_handle: unsafe { pd.as_ref() }.map_or(0, |pd| pd.handle),
         cookie,
         slot: *doorbell,
         caps: *caps,
-        all_signaled,
+        all_signaled: wanted.sq_sig_all != 0,
         map,
         state: AtomicU32::new(qp_state::RESET),
         send: Queue::new(RingProducer::send(&layout)),
@@ -308,17 +340,18 @@ pub unsafe fn create(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr, is_extended: 
         any_staged: AtomicBool::new(false),
         batch: Held::default(),
     }));
-    // SAFETY: per contract.
-    unsafe { Pd::of(pd) }.users.fetch_add(1, Ordering::AcqRel);
+    if !pd.is_null() {
+        // SAFETY: live and ours.
+        unsafe { Pd::of(pd) }.users.fetch_add(1, Ordering::AcqRel);
+    }
     context.set_slot(*doorbell, qp);
-    if let Some(srq) = srq {
+    // SAFETY: just made.
+    if let Some(srq) = unsafe { (*qp).srq() } {
         srq.attach(*doorbell);
     }
     context.enter(cookie, Object::Qp(qp));
     context.users.fetch_add(1, Ordering::AcqRel);
-    // SAFETY: the caller's attributes, which this verb also writes.
-    unsafe { (*attr).cap = caps_out(caps) };
-    Ok(qp.cast())
+    Ok((qp.cast(), *caps))
 }
 
 /// # Safety
@@ -340,8 +373,12 @@ unsafe fn destroy(qp: *mut ibv_qp) -> Result<(), Errno> {
     ours.free_staged(context, None);
     context.users.fetch_sub(1, Ordering::AcqRel);
     // SAFETY: a domain is not ended while it has users.
-    unsafe { Pd::of((*qp).pd) }.users.fetch_sub(1, Ordering::AcqRel);
-    // SAFETY: `create` made it as a box, the program gives it up, and nothing leads to it any more.
+    unsafe {
+        if !(*qp).pd.is_null() {
+            Pd::of((*qp).pd).users.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+    // SAFETY: `give` made it as a box, the program gives it up, and nothing leads to it any more.
     drop(unsafe { Box::from_raw(qp.cast::<Qp>()) });
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! completing posts them together or not at all. Every queue pair of ours has the functions, but only one that was made with the
 //! operations it is to have tells of them (`ibv_qp_to_qp_ex`).
 
-use crate::abi::codes::{QPT_RC, QPT_UC, QPT_UD, send_flags, wr as opcode};
+use crate::abi::codes::{QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, send_flags, wr as opcode};
 use crate::abi::device::ibv_context;
 use crate::abi::extended::{ibv_data_buf, ibv_qp_ex, ibv_qp_init_attr_ex, qp_init, send_ops};
 use crate::abi::object::{ibv_mw, ibv_qp};
@@ -115,7 +115,7 @@ fn possible(qp_type: u32) -> u64 {
     let fetching = send_ops::RDMA_READ | send_ops::ATOMIC_CMP_AND_SWP | send_ops::ATOMIC_FETCH_AND_ADD;
     let keys = send_ops::BIND_MW | send_ops::LOCAL_INV;
     match qp_type {
-        QPT_RC => one_way | fetching | keys | send_ops::SEND_WITH_INV,
+        QPT_RC | QPT_XRC_SEND => one_way | fetching | keys | send_ops::SEND_WITH_INV,
         QPT_UC => one_way | keys,
         QPT_UD => send_ops::SEND | send_ops::SEND_WITH_IMM,
         _ => 0,
@@ -128,6 +128,13 @@ unsafe fn create(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> R
     // SAFETY: per contract.
     let wanted = unsafe { &*attr };
     let mask = wanted.comp_mask;
+    if wanted.qp_type == QPT_XRC_RECV && mask & qp_init::XRCD != 0 {
+        if mask & !(qp_init::XRCD | qp_init::PD) != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        // SAFETY: per contract.
+        return unsafe { crate::xrc::create_target(context, wanted) };
+    }
     // SAFETY: per contract.
     if mask & qp_init::PD == 0 || !unsafe { own_object(wanted.pd) && (*wanted.pd).context == context } {
         return Err(Errno(libc::EINVAL));
@@ -176,7 +183,7 @@ pub fn extend(qp_base: ibv_qp) -> ibv_qp_ex {
         wr_send_inv,
         wr_send_tso: ptr::null(),
         wr_set_ud_addr,
-        wr_set_xrc_srqn: ptr::null(),
+        wr_set_xrc_srqn,
         wr_set_inline_data,
         wr_set_inline_data_list,
         wr_set_sge,
@@ -301,6 +308,15 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut c_void, remote_
     if let Some(last) = unsafe { batch(qp) }.last() {
         last.request.remote_addr = ah as u64;
         last.request.rkey_or_compare_add = two_words(remote_qpn, remote_qkey);
+    }
+}
+
+/// # Safety
+/// The queue pair is live and ours, and this thread has started a request.
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
+    // SAFETY: per contract.
+    if let Some(last) = unsafe { batch(qp) }.last() {
+        last.request.qp_type[0] = remote_srqn;
     }
 }
 

@@ -53,6 +53,7 @@ fn device_attr(context: &Context) -> ibv_device_attr {
             | device_cap::RC_RNR_NAK_GEN
             | device_cap::SRQ_RESIZE
             | device_cap::MEM_WINDOW
+            | device_cap::XRC
             | device_cap::MEM_WINDOW_TYPE_2B,
         max_sge: signed(info.max_sge),
         max_sge_rd: signed(info.max_sge),

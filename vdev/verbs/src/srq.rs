@@ -2,20 +2,23 @@
 //!
 //! The ring is that of a queue pair's receive queue. Receives complete in any order, so that only their number is kept; that is
 //! enough to know that a slot is free: the daemon reads the ring in order, and of a full ring's entries plus one, one that it has read
-//! later than the slot's has completed. There is no doorbell of its own: one of the queue pairs that take from it is named.
+//! later than the slot's has completed. There is no doorbell of its own: one of the queue pairs that take from it is named, and all queues
+//! that requests name (`xrc`) have one together.
 
-use crate::abi::object::{ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use crate::abi::object::{ibv_cq, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 use crate::abi::work::ibv_recv_wr;
 use crate::connection::{Errno, unexpected};
 use crate::context::{Context, Object, lock};
+use crate::cq::Cq;
 use crate::domain::Pd;
 use crate::foreign::{code, null, own_object, pointer, verbs};
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
+use core::ptr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use vdev_abi::control::{Reply, Request};
-use vdev_abi::layout::QpLayout;
+use vdev_abi::layout::{QpLayout, SRQ_SLOT};
 use vdev_abi::mapping::Mapping;
 use vdev_abi::queue::RingProducer;
 
@@ -53,6 +56,18 @@ pub struct Srq {
     completed: AtomicU32,
     /// Doorbell slots of the queue pairs that take from it.
     slots: Mutex<Vec<u32>>,
+    /// What makes it one that requests name.
+    named: Option<Named>,
+}
+
+/// What a shared receive queue has that requests of extended reliable connections name.
+pub struct Named {
+    /// Its number.
+    pub number: u32,
+    /// Its place in completions.
+    pub slot: u32,
+    /// Where it reports to, which outlives it.
+    pub cq: *mut ibv_cq,
 }
 
 impl Srq {
@@ -73,6 +88,11 @@ impl Srq {
     /// What its events carry.
     pub fn cookie(&self) -> u64 {
         self.cookie
+    }
+
+    /// The number by which requests name it, if any can.
+    pub fn number(&self) -> Option<u32> {
+        self.named.as_ref().map(|named| named.number)
     }
 
     /// So many of its receives have completed.
@@ -107,7 +127,9 @@ impl Srq {
 
     /// Tells the daemon of receives, if a queue pair could wait for one.
     pub fn ring_doorbell(&self, context: &Context) {
-        if let Some(&slot) = lock(&self.slots).last() {
+        if self.named.is_some() {
+            context.ring(SRQ_SLOT);
+        } else if let Some(&slot) = lock(&self.slots).last() {
             context.ring(slot);
         }
     }
@@ -115,22 +137,43 @@ impl Srq {
 
 /// # Safety
 /// The domain is live and ours, and the attributes are valid.
-unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut ibv_srq, Errno> {
+pub unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut ibv_srq, Errno> {
     // SAFETY: per contract.
     let (context, pd_handle, init_attr) = unsafe { (Context::of((*pd).context), (*pd).handle, &mut *init) };
-    let wanted = &mut init_attr.attr;
     let cookie = context.new_cookie();
-    let (max_wr, max_sge) = (wanted.max_wr, wanted.max_sge);
+    let ibv_srq_attr { max_wr, max_sge, .. } = init_attr.attr;
     // The limit is not an attribute of creation.
     let request = Request::CreateSrq { pd: pd_handle, max_wr, max_sge, limit: 0, cookie };
-    let (reply, fds) = context.call(&request, &[])?;
-    let (Reply::Srq { srq: handle, max_wr }, [memory]) = (&reply, fds.as_slice()) else {
-        return Err(unexpected(&request, &reply));
+    // SAFETY: per contract.
+    unsafe { give(context, pd, init_attr.srq_context, &mut init_attr.attr, &request, cookie, ptr::null_mut()) }
+}
+
+/// Asks the daemon for a queue, and makes it for the program. `cq` is that of one that requests name.
+///
+/// # Safety
+/// The protection domain is live and ours, and the completion queue null or live and ours.
+pub unsafe fn give(
+    context: &Context,
+    pd: *mut ibv_pd,
+    srq_context: *mut c_void,
+    attr: &mut ibv_srq_attr,
+    request: &Request,
+    cookie: u64,
+    cq: *mut ibv_cq,
+) -> Result<*mut ibv_srq, Errno> {
+    let (reply, fds) = context.call(request, &[])?;
+    let (handle, max_wr, named, memory) = match (&reply, fds.as_slice()) {
+        (Reply::Srq { srq, max_wr }, [memory]) => (srq, max_wr, None, memory),
+        (Reply::XrcSrq { srq, max_wr, srqn, slot }, [memory]) if !cq.is_null() => {
+            (srq, max_wr, Some(Named { number: *srqn, slot: *slot, cq }), memory)
+        }
+        _ => return Err(unexpected(request, &reply)),
     };
+    let max_sge = attr.max_sge;
     let ring = SharedRing::new(memory.as_fd(), *max_wr, max_sge)?;
     let ibv = ibv_srq {
         context: context.as_ibv(),
-        srq_context: init_attr.srq_context,
+        srq_context,
         pd,
         handle: *handle,
         mutex: [0; 5],
@@ -146,8 +189,13 @@ unsafe fn create(pd: *mut ibv_pd, init: *mut ibv_srq_init_attr) -> Result<*mut i
         ring: Mutex::new(ring),
         completed: AtomicU32::new(0),
         slots: Mutex::new(Vec::new()),
+        named,
     }));
-    wanted.max_wr = *max_wr;
+    attr.max_wr = *max_wr;
+    // SAFETY: just made.
+    if let Some(Named { slot, .. }) = unsafe { &(*srq).named } {
+        context.set_srq_slot(*slot, srq);
+    }
     // SAFETY: per contract.
     unsafe { Pd::of(pd) }.users.fetch_add(1, Ordering::AcqRel);
     context.enter(cookie, Object::Srq(srq));
@@ -213,11 +261,19 @@ unsafe fn destroy(srq: *mut ibv_srq) -> Result<(), Errno> {
     // SAFETY: per contract.
     let (ours, context) = unsafe { (Srq::of(srq), Context::of((*srq).context)) };
     context.call_done(&Request::DestroySrq { srq: ours.handle })?;
+    if let Some(Named { number, slot, cq }) = &ours.named {
+        // SAFETY: it outlives the queues that report to it.
+        let cq = unsafe { Cq::of(*cq) };
+        cq.withdraw(|entry| entry.srqn == *number);
+        // From here on nobody finds it; polls that run already are waited for.
+        context.set_srq_slot(*slot, ptr::null_mut());
+        cq.settle();
+    }
     context.forget(ours.cookie);
     context.users.fetch_sub(1, Ordering::AcqRel);
     // SAFETY: a domain is not ended while it has users.
     unsafe { Pd::of((*srq).pd) }.users.fetch_sub(1, Ordering::AcqRel);
-    // SAFETY: `create` made it as a box, and the program gives it up.
+    // SAFETY: `give` made it as a box, and the program gives it up.
     drop(unsafe { Box::from_raw(srq.cast::<Srq>()) });
     Ok(())
 }

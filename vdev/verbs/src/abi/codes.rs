@@ -16,6 +16,8 @@ pub mod qp_mask {
 pub const QPT_RC: u32 = 2;
 pub const QPT_UC: u32 = 3;
 pub const QPT_UD: u32 = 4;
+pub const QPT_XRC_SEND: u32 = 9;
+pub const QPT_XRC_RECV: u32 = 10;
 
 /// `enum ibv_wc_flags`: a GRH is in the first 40 bytes of the receive.
 pub const WC_GRH: u32 = 1;
@@ -98,6 +100,7 @@ pub mod device_cap {
     pub const RC_RNR_NAK_GEN: u32 = 1 << 12;
     pub const SRQ_RESIZE: u32 = 1 << 13;
     pub const MEM_WINDOW: u32 = 1 << 17;
+    pub const XRC: u32 = 1 << 20;
     pub const MEM_WINDOW_TYPE_2B: u32 = 1 << 24;
 }
 /// Link layer of a port.

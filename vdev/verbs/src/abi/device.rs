@@ -1,7 +1,8 @@
 //! Devices, contexts, and what queries answer.
 
 use super::extended::{
-    ibv_cq_ex, ibv_cq_init_attr_ex, ibv_parent_domain_init_attr, ibv_qp_init_attr_ex, ibv_td, ibv_td_init_attr, ibv_values_ex,
+    ibv_cq_ex, ibv_cq_init_attr_ex, ibv_parent_domain_init_attr, ibv_qp_init_attr_ex, ibv_qp_open_attr, ibv_srq_init_attr_ex,
+    ibv_td, ibv_td_init_attr, ibv_values_ex, ibv_xrcd, ibv_xrcd_init_attr,
 };
 use super::layout;
 use super::object::{ibv_cq, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_srq};
@@ -78,15 +79,19 @@ pub struct verbs_context {
     pub private: *const c_void,
     pub query_device_ex: Option<unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut ibv_device_attr_ex, usize) -> c_int>,
     pub others2: [*const c_void; 4],
-    pub open_qp: *const c_void,
+    pub open_qp: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
     pub create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
-    pub others3: [*const c_void; 4],
+    pub get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
+    pub create_srq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
+    pub open_xrcd: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd>,
+    pub close_xrcd: Option<unsafe extern "C" fn(*mut ibv_xrcd) -> c_int>,
     pub placeholder: u64,
     pub size: usize,
     pub context: ibv_context,
 }
 layout!(verbs_context: 696, query_port @ 48, alloc_null_mr @ 64, alloc_parent_domain @ 160, dealloc_td @ 168, alloc_td @ 176, query_rt_values @ 240,
-    create_cq_ex @ 248, private @ 256 as "priv", query_device_ex @ 264, open_qp @ 304, create_qp_ex @ 312, size @ 360 as "sz", context @ 368);
+    create_cq_ex @ 248, private @ 256 as "priv", query_device_ex @ 264, open_qp @ 304, create_qp_ex @ 312, get_srq_num @ 320,
+    create_srq_ex @ 328, open_xrcd @ 336, close_xrcd @ 344, size @ 360 as "sz", context @ 368);
 
 /// `struct ibv_device_attr`. GUIDs are in network byte order.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 
 use super::device::ibv_context;
 use super::layout;
-use super::object::{ibv_comp_channel, ibv_cq, ibv_mw, ibv_pd, ibv_qp, ibv_qp_cap};
+use super::object::{ibv_comp_channel, ibv_cq, ibv_mw, ibv_pd, ibv_qp, ibv_qp_cap, ibv_srq_attr};
 use super::work::{ibv_mw_bind_info, ibv_sge};
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -80,7 +80,7 @@ pub struct ibv_qp_init_attr_ex {
     pub sq_sig_all: c_int,
     pub comp_mask: u32,
     pub pd: *mut ibv_pd,
-    pub xrcd: *mut c_void,
+    pub xrcd: *mut ibv_xrcd,
     pub create_flags: u32,
     pub max_tso_header: u16,
     pub rwq_ind_tbl: *mut c_void,
@@ -94,8 +94,73 @@ layout!(ibv_qp_init_attr_ex: 136, cap @ 32, comp_mask @ 60, pd @ 64, xrcd @ 72, 
 /// Bits of `comp_mask` of [`ibv_qp_init_attr_ex`]: the field is given.
 pub mod qp_init {
     pub const PD: u32 = 1;
+    pub const XRCD: u32 = 1 << 1;
     pub const CREATE_FLAGS: u32 = 1 << 2;
     pub const SEND_OPS_FLAGS: u32 = 1 << 6;
+}
+
+/// `struct ibv_xrcd`.
+#[repr(C)]
+pub struct ibv_xrcd {
+    pub context: *mut ibv_context,
+}
+
+/// `struct ibv_xrcd_init_attr`.
+#[repr(C)]
+pub struct ibv_xrcd_init_attr {
+    pub comp_mask: u32,
+    pub fd: c_int,
+    pub oflags: c_int,
+}
+layout!(ibv_xrcd_init_attr: 12, fd @ 4, oflags @ 8);
+
+/// `enum ibv_xrcd_init_attr_mask`: the descriptor and the flags, both of which must be given.
+pub const XRCD_INIT_ALL: u32 = 3;
+
+/// `struct ibv_srq_init_attr_ex`. It begins as [`super::object::ibv_srq_init_attr`] does.
+#[repr(C)]
+pub struct ibv_srq_init_attr_ex {
+    pub srq_context: *mut c_void,
+    pub attr: ibv_srq_attr,
+    pub comp_mask: u32,
+    pub srq_type: u32,
+    pub pd: *mut ibv_pd,
+    pub xrcd: *mut ibv_xrcd,
+    pub cq: *mut ibv_cq,
+    pub tm_cap: [u32; 2],
+}
+layout!(ibv_srq_init_attr_ex: 64, attr @ 8, comp_mask @ 20, srq_type @ 24, pd @ 32, xrcd @ 40, cq @ 48, tm_cap @ 56);
+
+/// Bits of `comp_mask` of [`ibv_srq_init_attr_ex`]: the field is given.
+pub mod srq_init {
+    pub const TYPE: u32 = 1;
+    pub const PD: u32 = 1 << 1;
+    pub const XRCD: u32 = 1 << 2;
+    pub const CQ: u32 = 1 << 3;
+    /// All but tag matching.
+    pub const KNOWN: u32 = 15;
+}
+
+/// `enum ibv_srq_type`.
+pub const SRQT_BASIC: u32 = 0;
+pub const SRQT_XRC: u32 = 1;
+
+/// `struct ibv_qp_open_attr`.
+#[repr(C)]
+pub struct ibv_qp_open_attr {
+    pub comp_mask: u32,
+    pub qp_num: u32,
+    pub xrcd: *mut ibv_xrcd,
+    pub qp_context: *mut c_void,
+    pub qp_type: u32,
+}
+layout!(ibv_qp_open_attr: 32, qp_num @ 4, xrcd @ 8, qp_context @ 16, qp_type @ 24);
+
+/// Bits of `comp_mask` of [`ibv_qp_open_attr`]: those that must be given, the program's own value, and both.
+pub mod qp_open {
+    pub const REQUIRED: u32 = 1 | 1 << 1 | 1 << 3;
+    pub const CONTEXT: u32 = 1 << 2;
+    pub const KNOWN: u32 = REQUIRED | CONTEXT;
 }
 
 /// `enum ibv_qp_create_send_ops_flags`.
@@ -132,8 +197,7 @@ pub struct ibv_qp_ex {
     /// Segmentation offload: queue pairs that ask for it are refused.
     pub wr_send_tso: *const c_void,
     pub wr_set_ud_addr: unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, u32, u32),
-    /// XRC: there are no such queue pairs.
-    pub wr_set_xrc_srqn: *const c_void,
+    pub wr_set_xrc_srqn: unsafe extern "C" fn(*mut ibv_qp_ex, u32),
     pub wr_set_inline_data: unsafe extern "C" fn(*mut ibv_qp_ex, *const c_void, usize),
     pub wr_set_inline_data_list: unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_data_buf),
     pub wr_set_sge: unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u32),
@@ -145,7 +209,7 @@ pub struct ibv_qp_ex {
     pub none: [*const c_void; 2],
 }
 layout!(ibv_qp_ex: 360, comp_mask @ 160, wr_id @ 168, wr_flags @ 176, wr_atomic_cmp_swp @ 184, wr_rdma_read @ 216, wr_send @ 240,
-    wr_set_ud_addr @ 272, wr_set_inline_data @ 288, wr_start @ 320, wr_abort @ 336, none @ 344 as "wr_atomic_write");
+    wr_set_ud_addr @ 272, wr_set_xrc_srqn @ 280, wr_set_inline_data @ 288, wr_start @ 320, wr_abort @ 336, none @ 344 as "wr_atomic_write");
 
 /// `struct ibv_data_buf`.
 #[repr(C)]
