@@ -66,8 +66,8 @@ macro_rules! test_each_row {
             uc_pingpong_events: "ibv_uc_pingpong", "-g 0 -n 200 -e", Pingpong;
             srq_pingpong: "ibv_srq_pingpong", "-g 0 -n 200", Pingpong;
             srq_pingpong_events: "ibv_srq_pingpong", "-g 0 -n 200 -e", Pingpong;
-            xsrq_pingpong: "ibv_xsrq_pingpong", "-g 0 -m 1024 -n 200", Pingpong;
-            xsrq_pingpong_events: "ibv_xsrq_pingpong", "-g 0 -m 1024 -n 200 -e", Pingpong;
+            xsrq_pingpong: "ibv_xsrq_pingpong", "-g 0 -m 1024 -n 200", Prints { text: "success" };
+            xsrq_pingpong_events: "ibv_xsrq_pingpong", "-g 0 -m 1024 -n 200 -e", Prints { text: "success" };
             ud_pingpong: "ibv_ud_pingpong", "-g 0 -n 200", Pingpong;
             ud_pingpong_events: "ibv_ud_pingpong", "-g 0 -n 200 -e", Pingpong;
             write_bw_all_sizes: "ib_write_bw", "-a -n 40", Results { lines: $crate::matrix::ALL_SIZES };
@@ -167,7 +167,8 @@ pub fn run_clients(
 }
 
 /// Clients that a server serves with one shared receive queue, which their requests name, over connections of their own.
-pub const XSRQ_PINGPONG: Row = Row { program: "ibv_xsrq_pingpong", options: "-g 0 -m 1024 -n 100", report: Report::Pingpong };
+pub const XSRQ_PINGPONG: Row =
+    Row { program: "ibv_xsrq_pingpong", options: "-g 0 -m 1024 -n 100", report: Report::Prints { text: "success" } };
 
 /// What a client's report lacks to pass, if anything.
 pub(crate) fn judge(row: &Row, report: &str) -> Result<(), String> {

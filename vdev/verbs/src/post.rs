@@ -219,7 +219,7 @@ unsafe fn push_send(context: &Context, qp: &Qp, ring: &mut RingProducer, request
         return Ok(());
     }
     if qp.names_queues() {
-        entry.set_srqn(request.qp_type[0]);
+        entry.set_srqn(request.remote_srqn);
     }
     // An inline list is not limited by the number of buffers, as it is copied; it is by the length.
     let inline = request.send_flags & send_flags::INLINE != 0;

@@ -316,7 +316,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut c_void, remote_
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, remote_srqn: u32) {
     // SAFETY: per contract.
     if let Some(last) = unsafe { batch(qp) }.last() {
-        last.request.qp_type[0] = remote_srqn;
+        last.request.remote_srqn = remote_srqn;
     }
 }
 

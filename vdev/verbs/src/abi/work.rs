@@ -32,7 +32,9 @@ pub struct ibv_send_wr {
     pub rkey_or_compare_add: u64,
     pub swap: u64,
     pub atomic_rkey: u32,
-    pub qp_type: [u32; 2],
+    pub padding: u32,
+    /// Extended reliable connections: the shared receive queue at the peer.
+    pub remote_srqn: u32,
     pub mw: *mut ibv_mw,
     pub mw_rkey: u32,
     pub bind_info: ibv_mw_bind_info,
@@ -67,7 +69,7 @@ impl Default for ibv_send_wr {
 }
 layout!(ibv_send_wr: 128, next @ 8, sg_list @ 16, num_sge @ 24, opcode @ 28, send_flags @ 32, imm @ 36 as "imm_data",
     remote_addr @ 40 as "wr.rdma.remote_addr", rkey_or_compare_add @ 48 as "wr.rdma.rkey", swap @ 56 as "wr.atomic.swap",
-    atomic_rkey @ 64 as "wr.atomic.rkey", mw @ 80 as "bind_mw.mw", mw_rkey @ 88 as "bind_mw.rkey",
+    atomic_rkey @ 64 as "wr.atomic.rkey", remote_srqn @ 72 as "qp_type.xrc.remote_srqn", mw @ 80 as "bind_mw.mw", mw_rkey @ 88 as "bind_mw.rkey",
     bind_info @ 96 as "bind_mw.bind_info");
 
 /// `struct ibv_recv_wr`.
