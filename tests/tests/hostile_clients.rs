@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 use tests::verbs::Buffer;
 use tests::{ControlClient, Daemon, HandQp, Program, Streams, need_root, one_at_a_time};
-use vdev_abi::control::{ABI_VERSION, MAX_FDS, MAX_MESSAGE, QpCaps, Request, SharedRange, encode_request};
+use vdev_abi::control::{ABI_VERSION, MAX_FDS, MAX_MESSAGE, QpCaps, Reply, Request, SharedRange, encode_request};
 use vdev_abi::layout::{ContextPage, CqLayout, QpLayout, STAGING_LKEY, SendEntry, Sge};
 use vdev_abi::mapping::Mapping;
 
