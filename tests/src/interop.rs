@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const MTU_LIMIT: Duration = Duration::from_secs(30);
 /// How long a look at either side may take after a failure.
 const LOOK_LIMIT: Duration = Duration::from_secs(20);
-/// How often a row is run that perftest spoils so. Whether it does depends on how fast either side is.
+/// How often a row is run that its programs spoil. Whether they do depends on how fast either side is, and on what is lost.
 const RACES: u32 = 8;
 /// State of the guest that tells why a run failed.
 const GUEST_STATE: &str =
@@ -69,8 +69,8 @@ pub struct Outcome {
     pub path: Path,
     /// Packets looked at.
     pub packets: usize,
-    /// How often it was begun in vain, because perftest connected before the other side listened.
-    pub lost_races: u32,
+    /// How often it was begun in vain, as its programs spoiled it ([`Pair::is_spoiled`]).
+    pub begun_in_vain: u32,
     /// What the client measured, or what went wrong.
     pub result: Result<String, Failure>,
 }
@@ -139,12 +139,12 @@ impl Bed {
     /// Runs a program on both sides to its end, and captures what passes.
     pub fn run(&mut self, row: &Row, vrdma: Role) -> Outcome {
         let capture = Capture::start(&self.image, &self.switch, self.switch.port(0), self.daemon.folder());
-        let mut lost_races = 0;
+        let mut begun_in_vain = 0;
         let ran = loop {
             let port = free_port().to_string();
             let pair = Pair::run(row, &port, |end| self.start(row, &port, vrdma, end));
-            if lost_races < RACES && pair.lost_race(row) {
-                lost_races += 1;
+            if begun_in_vain < RACES && pair.is_spoiled(row, self.path.loss_per_mille > 0) {
+                begun_in_vain += 1;
                 continue;
             }
             // Before the programs are ended.
@@ -161,7 +161,7 @@ impl Bed {
             (Ok(figure), []) => Ok(figure),
         };
         let result = result.map_err(|(reason, state)| Failure { reason, state, capture: captured.file });
-        Outcome { row: *row, vrdma, path: self.path, packets: captured.packets.len(), lost_races, result }
+        Outcome { row: *row, vrdma, path: self.path, packets: captured.packets.len(), begun_in_vain, result }
     }
 
     fn start(&mut self, row: &Row, port: &str, vrdma: Role, end: End) -> Running {

@@ -70,9 +70,9 @@ impl Table {
 
     /// Enters what came out, and returns the line.
     pub fn enter(&mut self, plan: &Plan, outcome: &Outcome) -> String {
-        let again = match outcome.lost_races {
+        let again = match outcome.begun_in_vain {
             0 => String::new(),
-            n => format!(" (perftest lost its race {n} times before)"),
+            n => format!(" (begun {n} times in vain before)"),
         };
         let result = match &outcome.result {
             Ok(figure) => format!("passed: {figure}{again}"),
@@ -104,10 +104,11 @@ impl Table {
             "Each row is one run of an unmodified program on both ends. Where a row has passed, tshark found every packet captured (the\n\
              first 20 000 of a run) well formed, and every ICRC was right. Figures say that it ran; under emulation they say nothing\n\
              about speed.\n\n\
-             Nothing is run again because it has failed, with two exceptions, in which a client comes before its server. A client that is\n\
-             refused because the server on vrdma does not listen yet is started again. And `-R` makes perftest connect a second time\n\
-             without knowing that the other side listens; if that is refused, perftest before 26.04 goes on with ids that it has freed,\n\
-             and crashes, whatever the device. Such a row is begun again, and says how often.\n\n\
+             Nothing is run again because it has failed, with three exceptions. A client that is refused because the server on vrdma\n\
+             does not listen yet is started again. `-R` makes perftest connect a second time without knowing that the other side\n\
+             listens; if that is refused, perftest before 26.04 goes on with ids that it has freed, and crashes, whatever the device.\n\
+             And the server of a pingpong ends at its last receive; if its acknowledgement is lost, soft-RoCE sends again for ever, as\n\
+             it takes 7 retries for endless ones. Such a row is begun again, and says how often.\n\n\
              | program | vrdma is | path | packets seen | result |\n|---|---|---|---|---|\n",
         );
         for Line { key, rest } in &self.lines {
@@ -133,7 +134,7 @@ mod tests {
     }
 
     fn outcome(plan: &Plan, result: Result<String, Failure>) -> Outcome {
-        Outcome { row: plan.row, vrdma: plan.vrdma, path: plan.path, packets: 3, lost_races: 0, result }
+        Outcome { row: plan.row, vrdma: plan.vrdma, path: plan.path, packets: 3, begun_in_vain: 0, result }
     }
 
     #[test]
