@@ -144,6 +144,7 @@ fn everything_at_once() {
     const BLOCKS: u64 = 24;
     const REGIONS: u64 = 3;
     const REGION: u64 = BLOCKS / REGIONS * BLOCK;
+    const MOST_ROUNDS: u32 = 3_000_000;
     let watched = Arc::new(Watched { pinned: (0..BLOCKS).map(|_| AtomicBool::new(false)).collect() });
     let config = Config { budget_bytes: 20 * BLOCK, max_idle: Duration::from_nanos(50), ..Config::default() };
     let cache = MapCache::new(config, watched.clone());
@@ -166,7 +167,15 @@ fn everything_at_once() {
             scope.spawn(move || {
                 let mut dice = Dice(seed);
                 let mut guards = Vec::new();
-                for _ in 0..3000 {
+                // At least so often, and until an unmap and an eviction have come between: how soon is up to the scheduler.
+                for round in 0..MOST_ROUNDS {
+                    if round >= 3000 {
+                        let stats = cache.stats();
+                        if refused.load(Ordering::Relaxed) > 0 && stats.evictions_age + stats.evictions_room > 0 {
+                            break;
+                        }
+                        std::thread::yield_now();
+                    }
                     let first = dice.roll(BLOCKS);
                     let wanted = range(first * BLOCK + 7, (dice.roll(3.min(BLOCKS - first)) + 1) * BLOCK - 7);
                     if let Ok(guard) = cache.pin(now(), wanted, READ_WRITE) {
