@@ -164,6 +164,12 @@ impl Scoreboard {
         self.next
     }
 
+    /// Whether `psn` lies from the oldest PSN that is not acknowledged to the newest that was sent. The PSNs half the circle ahead
+    /// are before neither end, and are not held.
+    pub fn holds(&self, psn: Psn) -> bool {
+        (0..self.next.distance_from(self.oldest)).contains(&psn.distance_from(self.oldest))
+    }
+
     /// New packets that there is room for.
     pub fn room(&self) -> u32 {
         self.slots.len() as u32 - self.next.distance_from(self.oldest) as u32
@@ -252,7 +258,7 @@ impl Scoreboard {
     /// The packet `psn` has arrived. `None` if it is not under way: acknowledged before, or never sent. Packets sent before it on
     /// the same path that `limit` later ones have overtaken now are lost; `lost` is told of each.
     pub fn acknowledge(&mut self, psn: Psn, limit: u8, mut lost: impl FnMut(LostPacket)) -> Option<Delivered> {
-        if psn.is_before(self.oldest) || !psn.is_before(self.next) {
+        if !self.holds(psn) {
             return None;
         }
         let at = self.at(psn);
@@ -317,7 +323,7 @@ impl Scoreboard {
     /// The receiver refuses the packet `psn`: it is lost, if it is in flight, and so are those that it has overtaken as one too
     /// many.
     pub fn refuse(&mut self, psn: Psn, limit: u8, mut lost: impl FnMut(LostPacket)) -> Option<LostPacket> {
-        if psn.is_before(self.oldest) || !psn.is_before(self.next) {
+        if !self.holds(psn) {
             return None;
         }
         let at = self.at(psn);

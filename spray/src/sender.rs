@@ -200,9 +200,7 @@ impl Sender {
         let knows_marks = marked == 0;
         let mut bytes = 0;
         // A stale acknowledgement names a PSN before the oldest; one from a liar, a PSN that was never sent, half of them ahead.
-        let ahead = cumulative.distance_from(self.board.oldest());
-        let begun = self.board.next().distance_from(self.board.oldest());
-        if ahead < begun {
+        if cumulative.is_before(self.board.oldest()) || self.board.holds(cumulative) {
             // The oldest moves with each: packets that were acknowledged selectively are passed over.
             while !cumulative.is_before(self.board.oldest()) {
                 bytes += self.acknowledge(now, self.board.oldest(), knows_marks);

@@ -115,12 +115,14 @@ impl NetnsPair {
 
     /// [`Self::daemons`], each started its way.
     pub fn daemons_with(&self, options: [DaemonOptions; 2]) -> [Daemon; 2] {
-        let mut options = options.into_iter();
-        [0, 1].map(|end| {
-            let mut daemon = self.daemon_with(end, options.next().expect("one for each end"));
-            daemon.add_device(["a", "b"][end], Self::IPV4[end]);
-            daemon
-        })
+        let [of_a, of_b] = options;
+        [self.daemon_with_device(0, of_a, "a"), self.daemon_with_device(1, of_b, "b")]
+    }
+
+    fn daemon_with_device(&self, end: usize, options: DaemonOptions, device: &str) -> Daemon {
+        let mut daemon = self.daemon_with(end, options);
+        daemon.add_device(device, Self::IPV4[end]);
+        daemon
     }
 
     /// Runs `ip` with these words in a namespace.

@@ -181,11 +181,13 @@ impl Datapath {
 
     fn arrived(&mut self, device: DeviceId, dst: IpAddr, arrival: &Arrival, bytes: &[u8]) {
         let mut last = None;
+        // Only requests to targets name a queue.
+        let has_targets = !self.targets.is_empty();
         for packet in bytes.chunks(arrival.segment_len) {
             // Too short ones are the core's to count.
             let Some(&[high, middle, low]) = packet.get(BTH_DEST_QPN) else { continue };
             let qpn = Qpn::new(u32::from_be_bytes([0, high, middle, low]));
-            let srqn = named_queue(packet);
+            let srqn = if has_targets { named_queue(packet) } else { None };
             if last != Some((qpn, srqn)) {
                 last = Some((qpn, srqn));
                 match (self.rnic.queue_pair(device, qpn), srqn) {

@@ -165,8 +165,14 @@ impl Datapath {
     pub fn create_xrc_target(&mut self, id: ClientId, xrcd: Handle, memory: Arc<Mapping>, cookie: u64) -> Answer<NewQp> {
         let (rnic, client) = self.with_client(id)?;
         let domain = client.domain(xrcd)?;
-        client.check_room_for_target(&memory)?;
-        let qpn = rnic.create_xrc_target(domain).map_err(|error| refused(&error))?;
+        client.make_room_for_target(&memory)?;
+        let qpn = match rnic.create_xrc_target(domain) {
+            Ok(qpn) => qpn,
+            Err(error) => {
+                client.ring_bytes -= memory.len() as u64;
+                return Err(refused(&error));
+            }
+        };
         self.targets.insert(qpn, Target { xrcd: domain, places: Vec::new() });
         self.give_target(id, xrcd, qpn, memory, cookie)
     }
@@ -182,18 +188,18 @@ impl Datapath {
     ) -> Answer<NewQp> {
         let (_, client) = self.with_client(id)?;
         let domain = client.domain(xrcd)?;
-        client.check_room_for_target(&memory)?;
         if self.targets.get(&qpn).is_none_or(|target| target.xrcd != domain) {
             return Err(refuse(libc::EINVAL, format!("this domain of extended connections has no queue pair {qpn}")));
         }
+        let (_, client) = self.with_client(id)?;
+        client.make_room_for_target(&memory)?;
         self.give_target(id, xrcd, qpn, memory, cookie)
     }
 
-    /// There is room for it.
+    /// Room for it was made.
     fn give_target(&mut self, id: ClientId, xrcd: Handle, qpn: Qpn, memory: Arc<Mapping>, cookie: u64) -> Answer<NewQp> {
         let ring = self.memories.add_ring(memory.clone());
         let client = self.client(id).expect("found by the callers");
-        charge(&mut client.ring_bytes, memory.len()).expect("checked by the callers");
         client.use_domain(Some(xrcd));
         let slot = client.qps.next_index();
         let (layout, caps) = no_rings();
@@ -209,7 +215,7 @@ impl Datapath {
             queued: false,
             cookie,
         };
-        let handle = client.qps.insert(qp).expect("checked by the callers");
+        let handle = client.qps.insert(qp).expect("room was made");
         self.targets.get_mut(&qpn).expect("found or made by the callers").places.push((id.index, slot));
         Ok(NewQp { handle, qpn: qpn.get(), slot })
     }
@@ -238,13 +244,11 @@ impl Datapath {
 }
 
 impl Client {
-    fn check_room_for_target(&mut self, memory: &Mapping) -> Answer<()> {
+    fn make_room_for_target(&mut self, memory: &Mapping) -> Answer<()> {
         if !self.qps.has_room() {
             return Err(full("queue pairs", QP_SLOTS));
         }
-        charge(&mut self.ring_bytes, memory.len())?;
-        self.ring_bytes -= memory.len() as u64;
-        Ok(())
+        charge(&mut self.ring_bytes, memory.len())
     }
 }
 
