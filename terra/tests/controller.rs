@@ -1,7 +1,10 @@
 //! The controller in virtual time, with agents that send at the rates they were told, over messages that take their time or are
 //! lost: coflows end when they should, no link ever carries more than it can, and nothing is lost when somebody dies.
 
-use std::collections::BTreeMap;
+mod networks;
+
+use networks::{diamond, pair};
+use std::collections::{BTreeMap, BTreeSet};
 use terra::controller::{CoflowState, Config, Controller, Orders, Refused, Report, Saved};
 use terra::random::Random;
 use terra::topology::{self, Known};
@@ -12,23 +15,6 @@ use terra::{Coflow, CoflowError, CoflowId, Epoch, Flow, JobId, LinkId, SiteId, W
 const STEP_S: f64 = 0.01;
 /// Between two questions of an agent, in steps.
 const ASK: u64 = 3;
-
-fn pair(gbps: f64) -> Wan {
-    let mut wan = Wan::new();
-    let [a, b] = ["a", "b"].map(|name| wan.add_site(name).unwrap());
-    wan.add_edge(a, b, gbps).unwrap();
-    wan
-}
-
-/// Two ways of 1 Gbit/s from a to d.
-fn diamond() -> Wan {
-    let mut wan = Wan::new();
-    let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| wan.add_site(name).unwrap());
-    for (from, to) in [(a, b), (b, d), (a, c), (c, d)] {
-        wan.add_edge(from, to, 1.0).unwrap();
-    }
-    wan
-}
 
 fn stage(job: u64, index: usize, flows: &[(u32, u32, f64)], after: &[usize]) -> Stage {
     let flow = |&(src, dst, volume_gbit): &(u32, u32, f64)| Flow { src: SiteId(src), dst: SiteId(dst), volume_gbit };
@@ -117,7 +103,7 @@ impl World {
             }
             if self.step % ASK == u64::from(site.0) % ASK {
                 let sent = agent.sent.iter().map(|(&(coflow, group), &sent)| (coflow, group, sent)).collect();
-                match self.controller.exchange(now_s, *site, &Report { epoch: agent.orders.epoch, sent }) {
+                match self.controller.exchange(now_s, *site, &Report { epoch: agent.orders.epoch, sent, ..Report::default() }) {
                     Ok(_) if self.random.chance(self.loss) => {}
                     Ok(orders) => agent.coming = Some((self.step + 1 + self.random.below(self.delay), orders)),
                     Err(Refused::NotJoined(_)) => {
@@ -213,7 +199,7 @@ fn rates_fall_before_others_rise() {
     world.submit(job(2, &[(0, 1, 2.0)]));
     let orders = |world: &mut World, site: u32, epoch: Epoch| {
         let now_s = world.now_s();
-        world.controller.exchange(now_s, SiteId(site), &Report { epoch, sent: vec![] }).unwrap()
+        world.controller.exchange(now_s, SiteId(site), &Report { epoch, ..Report::default() }).unwrap()
     };
     let before = [0, 2].map(|site| world.agents[&SiteId(site)].orders.clone());
     let a = orders(&mut world, 0, before[0].epoch);
@@ -273,6 +259,37 @@ fn a_link_that_is_killed_is_left_at_once() {
 }
 
 #[test]
+fn a_link_whose_ends_do_not_hear_each_other_carries_nothing_until_they_do() {
+    let mut controller = Controller::new(diamond(), Config::default(), 0.0);
+    let [a, b] = [0, 1].map(SiteId);
+    for site in [a, b] {
+        controller.join(0.0, site).unwrap();
+    }
+    let capacities = |controller: &Controller| controller.wan().capacities();
+    let (whole, saved) = (capacities(&controller), controller.save());
+    let say = |controller: &mut Controller, site: SiteId, silent: &[SiteId]| {
+        let report = Report { silent: silent.iter().copied().collect(), ..Report::default() };
+        controller.exchange(0.1, site, &report).map(drop)
+    };
+    say(&mut controller, a, &[b]).unwrap();
+    let cut = capacities(&controller);
+    assert_eq!(cut.iter().filter(|gbps| **gbps == 0.0).count(), 2, "both directions: {cut:?}");
+    say(&mut controller, b, &[a]).unwrap();
+    say(&mut controller, a, &[]).unwrap();
+    assert_eq!(capacities(&controller), cut, "the other end says so still");
+    let link = controller.wan().link_between(a, b).unwrap();
+    controller.set_capacity(0.1, link, 3.0).unwrap();
+    assert_eq!(capacities(&controller), cut);
+    controller.set_capacity(0.1, link, 1.0).unwrap();
+    assert!(matches!(say(&mut controller, a, &[SiteId(9)]), Err(Refused::Wan(_))));
+    let after = serde_json::to_value(controller.save()).unwrap();
+    assert_eq!(after["links"], serde_json::to_value(saved).unwrap()["links"], "a restart begins with what links should carry");
+    // Whoever is gone says nothing.
+    controller.leave(0.2, b).unwrap();
+    assert_eq!(capacities(&controller), whole);
+}
+
+#[test]
 fn capacity_changes_are_followed() {
     for gbps in [0.5, 1.1, 2.0] {
         let mut world = World::new(pair(1.0));
@@ -328,6 +345,7 @@ fn what_is_bad_is_refused_and_changes_nothing() {
     let report = |epoch: u64, sent: &[(u64, usize, f64)]| Report {
         epoch: Epoch(epoch),
         sent: sent.iter().map(|&(coflow, group, sent)| (CoflowId(coflow), group, sent)).collect(),
+        silent: BTreeSet::new(),
     };
     let now = orders.epoch.0;
     controller.exchange(0.2, a, &report(now, &[])).unwrap();

@@ -1,5 +1,8 @@
 //! Hand-computed schedules of our policy and of the fair ones.
 
+mod networks;
+
+use networks::{diamond, pair};
 use std::collections::BTreeMap;
 use terra::id::{CoflowId, JobId, LinkId};
 use terra::policy::fair::PerFlow;
@@ -9,24 +12,6 @@ use terra::report::Report;
 use terra::sim::{CapacityChange, SimError, Simulation};
 use terra::workload::{Job, Stage, Workload};
 use terra::{Coflow, Flow, Wan};
-
-/// Two sites joined by one edge of 1 Gbit/s.
-fn pair() -> Wan {
-    let mut wan = Wan::new();
-    let (a, b) = (wan.add_site("a").unwrap(), wan.add_site("b").unwrap());
-    wan.add_edge(a, b, 1.0).unwrap();
-    wan
-}
-
-/// a to d over b and over c, each way 1 Gbit/s.
-fn diamond() -> Wan {
-    let mut wan = Wan::new();
-    let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| wan.add_site(name).unwrap());
-    for (from, to) in [(a, b), (b, d), (a, c), (c, d)] {
-        wan.add_edge(from, to, 1.0).unwrap();
-    }
-    wan
-}
 
 fn coflow(wan: &Wan, id: u64, flows: &[(&str, &str, f64)]) -> Coflow {
     let flow = |&(src, dst, volume_gbit): &(&str, &str, f64)| Flow {
@@ -53,7 +38,7 @@ fn ccts(report: &Report) -> BTreeMap<u64, f64> {
 
 #[test]
 fn the_shorter_one_goes_first_and_interrupts() {
-    let wan = pair();
+    let wan = pair(1.0);
     let work = workload(vec![(0.0, coflow(&wan, 1, &[("a", "b", 10.0)])), (1.0, coflow(&wan, 2, &[("a", "b", 2.0)]))]);
     // Ours: 1 runs alone till 1 s, 2 interrupts it till 3 s, 1 ends at 12 s.
     assert_eq!(ccts(&run(&wan, &work, vec![], &mut Terra::default())), BTreeMap::from([(1, 12.0), (2, 2.0)]));
@@ -63,7 +48,7 @@ fn the_shorter_one_goes_first_and_interrupts() {
 
 #[test]
 fn weights_decide_who_is_shorter() {
-    let wan = pair();
+    let wan = pair(1.0);
     let heavy = coflow(&wan, 1, &[("a", "b", 4.0)]).with_weight(3.0).unwrap();
     let work = workload(vec![(0.0, heavy), (0.0, coflow(&wan, 2, &[("a", "b", 2.0)]))]);
     // 4 / 3 is less than 2 / 1: the heavy one goes first.
@@ -72,7 +57,7 @@ fn weights_decide_who_is_shorter() {
 
 #[test]
 fn per_flow_fairness_counts_flows() {
-    let wan = pair();
+    let wan = pair(1.0);
     let three = coflow(&wan, 1, &[("a", "b", 1.0), ("a", "b", 1.0), ("a", "b", 1.0)]);
     let work = workload(vec![(0.0, three), (0.0, coflow(&wan, 2, &[("a", "b", 1.0)]))]);
     // Four flows of 1 Gbit share 1 Gbit/s: all end at 4 s.
@@ -104,7 +89,7 @@ fn what_the_first_leaves_serves_the_second() {
 
 #[test]
 fn deadlines_are_promised_as_far_as_they_fit() {
-    let wan = pair();
+    let wan = pair(1.0);
     let with = |id, volume, deadline| coflow(&wan, id, &[("a", "b", volume)]).with_deadline(deadline).unwrap();
     // 4 Gbit in 8 s is 0.5 Gbit/s; 5 Gbit in 8 s is more than the other half, 3.9 is not.
     let work = workload(vec![(0.0, with(1, 4.0, 8.0)), (0.0, with(2, 5.0, 8.0)), (0.0, with(3, 3.9, 8.0))]);
@@ -132,7 +117,7 @@ fn promises_are_checked_again_when_a_link_fails() {
 
 #[test]
 fn small_changes_of_capacity_plan_nothing_anew() {
-    let wan = pair();
+    let wan = pair(1.0);
     let work = workload(vec![(0.0, coflow(&wan, 1, &[("a", "b", 10.0)])), (0.0, coflow(&wan, 2, &[("a", "b", 20.0)]))]);
     let solves = |capacity_gbps| {
         let mut policy = Terra::default();
@@ -144,7 +129,7 @@ fn small_changes_of_capacity_plan_nothing_anew() {
 
 #[test]
 fn those_before_a_newcomer_keep_their_rates() {
-    let wan = pair();
+    let wan = pair(1.0);
     let mut policy = Terra::default();
     let coflows = [1.0, 2.0, 3.0, 4.0].iter().enumerate();
     let work =
@@ -156,7 +141,7 @@ fn those_before_a_newcomer_keep_their_rates() {
 
 #[test]
 fn headroom_serves_the_starving() {
-    let wan = pair();
+    let wan = pair(1.0);
     // A long one under a stream of short ones that take all capacity for a minute.
     let mut coflows = vec![(0.0, coflow(&wan, 0, &[("a", "b", 20.0)]))];
     coflows.extend((1..80).map(|id| (0.75 * (id - 1) as f64, coflow(&wan, id, &[("a", "b", 1.0)]))));
@@ -197,7 +182,7 @@ impl Policy for Watched {
 
 #[test]
 fn stages_wait_for_one_another_and_local_ones_take_no_time() {
-    let wan = pair();
+    let wan = pair(1.0);
     let stage = |id, flows: &[(&str, &str, f64)], after: &[usize]| Stage {
         coflow: coflow(&wan, id, flows),
         name: format!("s{id}"),
@@ -214,7 +199,7 @@ fn stages_wait_for_one_another_and_local_ones_take_no_time() {
 
 #[test]
 fn a_network_that_stays_cut_is_reported_not_waited_for() {
-    let wan = pair();
+    let wan = pair(1.0);
     let work = workload(vec![(0.0, coflow(&wan, 1, &[("a", "b", 10.0)]))]);
     let cut = vec![CapacityChange { at_s: 1.0, link: LinkId(0), capacity_gbps: 0.0 }];
     let result = Simulation::new(&wan, &work).unwrap().with_changes(cut).unwrap().run(&mut Terra::default());

@@ -75,7 +75,8 @@ impl Controller {
     /// What has to survive, as it is now.
     pub fn save(&self) -> Saved {
         let name = |site| self.wan.name(site).to_owned();
-        let link = |link: &crate::wan::Link| SavedLink { from: name(link.from), to: name(link.to), gbps: link.capacity_gbps };
+        let links = self.wan.links().iter().zip(&self.carries_gbps);
+        let links = links.map(|(link, &gbps)| SavedLink { from: name(link.from), to: name(link.to), gbps });
         let stage = |held: &Held, index: usize, stage: &Stage| {
             let active = self.running.get(&stage.coflow.id).or_else(|| self.paused.get(&stage.coflow.id));
             let group = |(index, group): (usize, &FlowGroup)| SavedGroup {
@@ -108,7 +109,7 @@ impl Controller {
             next_job: self.next_job,
             now_s: self.now_s,
             sites: self.wan.sites().to_vec(),
-            links: self.wan.links().iter().map(link).collect(),
+            links: links.collect(),
             jobs: self.jobs.values().map(job).collect(),
             finished: self.finished.iter().cloned().collect(),
         }

@@ -1,6 +1,7 @@
 //! What the controller shows: the network, agents, coflows and how far they are.
 
-use super::{Controller, waits_for};
+use super::Controller;
+use super::agents::waits_for;
 use crate::id::{CoflowId, JobId};
 use crate::policy::Active;
 use serde::{Deserialize, Serialize};

@@ -260,6 +260,9 @@ struct AgentReport {
     epoch: u64,
     #[serde(default)]
     sent: Vec<Sent>,
+    /// Neighbours from which nothing comes back.
+    #[serde(default)]
+    silent: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -326,8 +329,10 @@ async fn exchange(State(live): State<Shared>, Segment(site): Segment<String>, bo
     let sent = report.sent.iter().map(|sent| (CoflowId(sent.coflow), sent.group, sent.bytes * GBIT_PER_BYTE)).collect();
     let mut live = lock(&live);
     let site = live.controller.wan().site(&site).map_err(Refused::from)?;
+    let silent = report.silent.iter().map(|other| live.controller.wan().site(other));
+    let silent = silent.collect::<Result<_, _>>().map_err(Refused::from)?;
     let before = live.controller.last_epoch();
-    let orders = live.controller.exchange(now_s(), site, &Report { epoch: Epoch(report.epoch), sent })?;
+    let orders = live.controller.exchange(now_s(), site, &Report { epoch: Epoch(report.epoch), sent, silent })?;
     let answer = AgentOrders::new(&live.controller, orders);
     // New epochs must survive; what was sent is said again.
     if live.controller.last_epoch() == before {
