@@ -10,11 +10,13 @@
 //! - [`sim::Simulation`] runs a policy over a [`workload::Workload`] without any clock; [`compare`] runs all of them; [`lp_bound`]
 //!   is what no schedule can beat.
 //! - [`controller::Controller`] is the live scheduler, as a state machine.
+//! - [`agent::Agent`] is what carries its decisions out at each site, as a state machine too.
 //! - [`read`] holds the input formats; [`topology`] and [`generate`] make networks and workloads.
 //!
 //! Units everywhere: volumes in Gbit, rates and capacities in Gbit/s, times in seconds, all `f64` and named so.
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod allocation;
 pub mod coflow;
 pub mod compare;
