@@ -14,10 +14,11 @@ use crate::verbs::{Buffer, Remote};
 pub fn memcpy(from: &Buffer, to: &Buffer, size: usize, time: Duration) -> Result<f64> {
     let set = from.size().min(to.size());
     ensure!(size <= set, "a message of {size} bytes does not fit into {set}");
+    let (from, to) = (host(from)?, host(to)?);
     repeat(size, time, |index| {
         let at = offset(index, size, set);
         // SAFETY: both ranges lie in their buffers, which are distinct mappings.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().add(at), to.as_ptr().add(at), size) };
+        unsafe { std::ptr::copy_nonoverlapping(from.add(at), to.add(at), size) };
         Ok(())
     })
 }
@@ -26,16 +27,20 @@ pub fn memcpy(from: &Buffer, to: &Buffer, size: usize, time: Duration) -> Result
 pub fn process_vm(from: &Buffer, pid: i32, to: &Remote, size: usize, time: Duration) -> Result<f64> {
     let set = from.size().min(usize::try_from(to.length).unwrap_or(usize::MAX));
     ensure!(size <= set, "a message of {size} bytes does not fit into {set}");
-    let pid = Pid::from_raw(pid);
+    let (pid, from) = (Pid::from_raw(pid), host(from)?);
     repeat(size, time, |index| {
         let at = offset(index, size, set);
         // SAFETY: the range lies in the buffer, and this side does not change it meanwhile.
-        let local = unsafe { std::slice::from_raw_parts(from.as_ptr().add(at), size) };
+        let local = unsafe { std::slice::from_raw_parts(from.add(at), size) };
         let remote = RemoteIoVec { base: to.addr as usize + at, len: size };
         let moved = process_vm_writev(pid, &[IoSlice::new(local)], &[remote]).context("process_vm_writev is not permitted")?;
         ensure!(moved == size, "process_vm_writev moved {moved} of {size} bytes");
         Ok(())
     })
+}
+
+fn host(buffer: &Buffer) -> Result<*mut u8> {
+    buffer.as_ptr().context("copies by the processor do not reach memory of a GPU")
 }
 
 /// Runs `step` for about `time` and at least once. Bytes per second.
@@ -68,19 +73,19 @@ mod tests {
             let to = Buffer::new(1 << 16, Placement::Shared).unwrap();
             // SAFETY: the first byte of each buffer.
             unsafe {
-                from.as_ptr().write(0xA5);
-                to.as_ptr().write(0);
+                host(&from).unwrap().write(0xA5);
+                host(&to).unwrap().write(0);
             }
             assert!(memcpy(&from, &to, size, Duration::ZERO).unwrap() > 0.0);
             // SAFETY: as above.
-            assert_eq!(unsafe { to.as_ptr().read() }, 0xA5);
+            assert_eq!(unsafe { host(&to).unwrap().read() }, 0xA5);
             // SAFETY: as above.
-            unsafe { to.as_ptr().write(0) };
+            unsafe { host(&to).unwrap().write(0) };
             let remote = Remote { addr: to.address(), length: 1 << 16, rkey: 0 };
             let pid = std::process::id() as i32;
             assert!(process_vm(&from, pid, &remote, size, Duration::ZERO).unwrap() > 0.0);
             // SAFETY: as above.
-            assert_eq!(unsafe { to.as_ptr().read() }, 0xA5);
+            assert_eq!(unsafe { host(&to).unwrap().read() }, 0xA5);
         }
         let small = Buffer::new(64, Placement::Heap).unwrap();
         assert!(memcpy(&from, &small, 128, Duration::ZERO).is_err());

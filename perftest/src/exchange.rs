@@ -15,7 +15,7 @@ use crate::verbs::{Operation, Peer, Remote};
 /// TCP port of the exchange, perftest's own.
 pub const PORT: u16 = 18515;
 /// Version of the exchange; both ends must agree.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Longest line in bytes.
 const LINE_MAX: u64 = 64 * 1024;
 /// Longest wait of the initiator for an answer; benchmarks give up on their own before.

@@ -41,9 +41,9 @@ struct Args {
     /// Bytes that messages cycle over [default: two messages of the largest size, and 65536 at least]
     #[arg(short, long, value_name = "BYTES")]
     working_set: Option<usize>,
-    /// Memory of both ends
-    #[arg(short, long, value_enum, default_value = "heap")]
-    memory: Memory,
+    /// Memory of both ends: heap, shared, cuda or cuda:N (of GPU N, on each end's host)
+    #[arg(short, long, value_name = "MEMORY", default_value = "heap")]
+    memory: Placement,
     /// Kind of atomic
     #[arg(long, value_enum, default_value = "fetch-add")]
     atomic: Atomic,
@@ -73,12 +73,6 @@ enum Verb {
 enum Metric {
     Bw,
     Lat,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Memory {
-    Heap,
-    Shared,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -128,10 +122,7 @@ fn initiate(args: &Args, host: &str, choice: &DeviceChoice) -> Result<()> {
     let largest = sizes.iter().copied().max().unwrap_or(0) as usize;
     let shape = Shape {
         working_set: args.working_set.unwrap_or((2 * largest.next_multiple_of(64)).max(65536)),
-        placement: match args.memory {
-            Memory::Heap => Placement::Heap,
-            Memory::Shared => Placement::Shared,
-        },
+        placement: args.memory,
         send_depth: args.depth,
         receive_depth: (2 * args.depth).clamp(64, 16384),
         inline: if args.metric == Metric::Lat { 64 } else { 0 },

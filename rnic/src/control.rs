@@ -117,7 +117,11 @@ impl Rnic {
     /// # Errors
     /// `NotFound`, also if it was invalidated.
     pub fn revoke_mr(&mut self, lkey: Lkey) -> Result<(), ControlError> {
-        self.shared.table.revoke(lkey.0).map_err(table_error)
+        let pd = self.shared.table.get(lkey.0).map(|region| region.pd()).ok_or(ControlError::NotFound("region"))?;
+        let device = device_of(self, pd)?;
+        self.shared.table.revoke(lkey.0).map_err(table_error)?;
+        self.shared.count(device, |counters| counters.revoked_regions += 1);
+        Ok(())
     }
 
     /// Ends a registration; its keys are invalid when this returns.

@@ -84,6 +84,8 @@ counters! {
         dropped_refused,
         /// Requests of connections refused for their key, its protection domain, rights or range.
         access_refused,
+        /// Regions whose memory was taken back while they were registered.
+        revoked_regions,
         /// Management datagrams dropped because nobody took those before.
         dropped_mads,
     }

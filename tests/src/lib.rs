@@ -12,6 +12,7 @@ pub mod container;
 mod control_client;
 mod daemon;
 pub mod erdma;
+pub mod exporter;
 pub mod fuzz;
 pub mod interop;
 pub mod matrix;

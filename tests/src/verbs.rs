@@ -144,6 +144,7 @@ symbols! {
     ibv_alloc_pd: fn(*mut raw::Context) -> raw::Obj;
     ibv_dealloc_pd: fn(raw::Obj) -> c_int;
     ibv_reg_mr_iova2: fn(raw::Obj, *mut c_void, usize, u64, u32) -> *mut raw::Mr;
+    ibv_reg_dmabuf_mr: fn(raw::Obj, u64, usize, u64, c_int, c_int) -> *mut raw::Mr;
     ibv_dereg_mr: fn(*mut raw::Mr) -> c_int;
     ibv_create_cq: fn(*mut raw::Context, c_int, *mut c_void, raw::Obj, c_int) -> *mut raw::CqHead;
     ibv_destroy_cq: fn(*mut raw::CqHead) -> c_int;
@@ -292,6 +293,17 @@ impl Session {
         made(unsafe { (symbols().ibv_alloc_pd)(self.context) }).map(Pd)
     }
 
+    /// Takes a device's buffer back from all registrations of this session: how many there were.
+    pub fn revoke_buffer(&self, buffer: &OwnedFd) -> io::Result<u32> {
+        // SAFETY: the function of this name has this signature; only our own library has it.
+        let count = unsafe {
+            let revoke: unsafe extern "C" fn(*mut raw::Context, c_int) -> c_int =
+                std::mem::transmute(symbol("vrdma_revoke_dmabuf"));
+            revoke(self.context, buffer.as_raw_fd())
+        };
+        u32::try_from(count).map_err(|_| io::Error::last_os_error())
+    }
+
     /// GID 0 of the port.
     pub fn gid(&self) -> io::Result<[u8; 16]> {
         let mut gid = [0; 16];
@@ -345,7 +357,12 @@ impl Buffer {
     pub fn shared(len: usize) -> io::Result<Buffer> {
         let fd = nix::sys::memfd::memfd_create(c"buffer", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)?;
         nix::unistd::ftruncate(&fd, i64::try_from(len).expect("a length fits"))?;
-        Self::map(len, libc::MAP_SHARED, fd.as_raw_fd())
+        Self::of(&fd, len)
+    }
+
+    /// The first bytes of an object.
+    pub fn of(object: &OwnedFd, len: usize) -> io::Result<Buffer> {
+        Self::map(len, libc::MAP_SHARED, object.as_raw_fd())
     }
 
     fn map(len: usize, flags: c_int, fd: c_int) -> io::Result<Buffer> {
@@ -438,6 +455,20 @@ impl Region {
     pub fn in_pd(session: &Rc<Session>, pd: Pd, buffer: &Buffer, len: usize, iova: u64, access: u32) -> io::Result<Region> {
         // SAFETY: the domain is live; the call checks the range itself.
         let mr = made(unsafe { (symbols().ibv_reg_mr_iova2)(pd.0, buffer.start.cast(), len, iova, access) })?;
+        Ok(Region { mr, _session: session.clone() })
+    }
+
+    /// Registers `len` bytes of a device's buffer from `offset` on, with this address for the first byte.
+    pub fn of_buffer(
+        session: &Rc<Session>,
+        buffer: &OwnedFd,
+        (offset, len): (u64, usize),
+        iova: u64,
+        access: u32,
+    ) -> io::Result<Region> {
+        let (pd, fd) = (session.pd.0, buffer.as_raw_fd());
+        // SAFETY: the domain is live; the call checks the rest itself.
+        let mr = made(unsafe { (symbols().ibv_reg_dmabuf_mr)(pd, offset, len, iova, fd, access.cast_signed()) })?;
         Ok(Region { mr, _session: session.clone() })
     }
 

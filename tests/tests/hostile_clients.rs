@@ -202,6 +202,31 @@ fn registrations_that_cannot_be_are_refused() {
         let errno = client.refused(&request);
         assert!([libc::EINVAL, libc::EFAULT, libc::ENOMEM, libc::EOPNOTSUPP].contains(&errno), "{request:?}: {errno}");
     }
+    // Buffers of devices: none, two, no such buffer, of nothing, and regions of others.
+    let object = nix::sys::memfd::memfd_create(c"buffer", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).expect("memfd");
+    let null = std::fs::File::open("/dev/null").expect("/dev/null");
+    let buffer = |mr, offset, length| Request::RegDmabufMr { mr, pd, offset, length, iova: 0, access: 15 };
+    let (fd, null) = (object.as_raw_fd(), null.as_raw_fd());
+    for (request, fds, errno) in [
+        (buffer(None, 0, 1), vec![], libc::EINVAL),
+        (buffer(None, 0, 1), vec![fd, fd], libc::EINVAL),
+        (buffer(None, 0, 1), vec![null], libc::EOPNOTSUPP),
+        (buffer(None, 0, 1), vec![fd], libc::EINVAL),
+        (buffer(None, u64::MAX, u64::MAX), vec![fd], libc::EINVAL),
+        (Request::RevokeDmabuf, vec![], libc::EINVAL),
+        (Request::RevokeDmabuf, vec![fd, fd], libc::EINVAL),
+        (Request::RevokeDmabuf, vec![null], libc::EOPNOTSUPP),
+    ] {
+        let (answer, _) = client.call(&request, &fds).expect("an answer");
+        assert_eq!(answer.expect_err("it is refused").errno, errno, "{request:?} with {fds:?}");
+    }
+    nix::unistd::ftruncate(&object, 4096).expect("ftruncate");
+    let (answer, _) = client.call(&buffer(Some(77), 0, 1), &[fd]).expect("an answer");
+    assert_eq!(answer.expect_err("no such region").errno, libc::EINVAL);
+    // Longer than any address space: the daemon maps nothing of that kind.
+    nix::unistd::ftruncate(&object, 1 << 62).expect("ftruncate");
+    let (answer, _) = client.call(&buffer(None, 0, 1), &[fd]).expect("an answer");
+    assert_eq!(answer.expect_err("it is too long").errno, libc::ENOMEM);
     // A range of an object that is shorter than it says, and one without the descriptor: no fault may reach the daemon.
     let object = nix::sys::memfd::memfd_create(c"short", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).expect("memfd");
     nix::unistd::ftruncate(&object, 4096).expect("ftruncate");

@@ -54,6 +54,7 @@ mod status;
 mod wake;
 #[cfg(test)]
 mod walk;
+mod windows;
 mod xrc;
 
 use std::collections::HashMap;
@@ -86,6 +87,7 @@ use ports::Ports;
 use rings::Scratch;
 use spin::{Idle, Spin};
 use wake::{Epoll, Source, Waker};
+use windows::Windows;
 use xrc::{Domain, Target};
 
 /// Time between two looks at descriptors while there is nothing else to do.
@@ -138,6 +140,8 @@ pub struct Datapath {
     cq_by_id: IdMap<CqId, (u32, u32)>,
     /// Client and index of each shared receive queue.
     srq_by_id: IdMap<SrqId, (u32, u32)>,
+    /// Registered memory of devices.
+    windows: Windows,
     domains: IdMap<XrcdId, Domain>,
     /// Queue pairs that more than one client may have.
     targets: IdMap<Qpn, Target>,
@@ -211,6 +215,7 @@ impl Datapath {
             qp_by_number: IdMap::default(),
             cq_by_id: IdMap::default(),
             srq_by_id: IdMap::default(),
+            windows: Windows::default(),
             domains: IdMap::default(),
             targets: IdMap::default(),
             polled: Vec::new(),
@@ -285,6 +290,8 @@ impl Datapath {
         }
         worked |= self.manage_connections();
         worked |= self.transmit();
+        // Before a program hears of it, so that its next request finds no more memory than this one.
+        self.end_lost_windows();
         worked |= self.deliver_completions();
         self.deliver_events();
         if !self.condemned.is_empty() {

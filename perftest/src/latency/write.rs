@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::ping_pong;
 use super::{Latency, check_size, second_place};
@@ -18,20 +18,22 @@ const SIGNALED_EVERY: u64 = 16;
 /// Measures.
 pub fn run(initiator: &mut Initiator, size: u32, iterations: u64) -> Result<Latency> {
     check_size(&initiator.endpoint, &initiator.remote, size)?;
-    let mut side = Side::new(&mut initiator.endpoint, initiator.remote, size);
+    let mut side = Side::new(&mut initiator.endpoint, initiator.remote, size)?;
     ping_pong::measure(&mut side, &mut initiator.link, Operation::Write, size, iterations)
 }
 
 /// The target's part.
 pub(crate) fn answer(endpoint: &mut Endpoint, remote: &Remote, size: u32, count: u64, link: &mut Link) -> Result<()> {
     check_size(endpoint, remote, size)?;
-    let mut side = Side::new(endpoint, *remote, size);
+    let mut side = Side::new(endpoint, *remote, size)?;
     ping_pong::answer(&mut side, link, count)
 }
 
 struct Side<'a> {
     qp: &'a mut Qp,
     mr: &'a Mr,
+    /// First byte of the memory.
+    memory: *mut u8,
     remote: Remote,
     size: u32,
     wait: Wait,
@@ -39,11 +41,14 @@ struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    fn new(endpoint: &'a mut Endpoint, remote: Remote, size: u32) -> Side<'a> {
+    fn new(endpoint: &'a mut Endpoint, remote: Remote, size: u32) -> Result<Side<'a>> {
         let (qp, mr) = endpoint.parts();
-        let side = Side { qp, mr, remote, size, wait: Wait::for_memory(), unconfirmed: 0 };
+        let memory = mr.buffer().as_ptr().context(
+            "write lat waits for the last byte with the processor, which does not reach memory of a GPU: use send lat or read lat",
+        )?;
+        let side = Side { qp, mr, memory, remote, size, wait: Wait::for_memory(), unconfirmed: 0 };
         side.last_byte(0).store(0, Ordering::Release);
-        side
+        Ok(side)
     }
 
     /// Message `index` ends with this byte: never zero, and never that of the message before.
@@ -55,7 +60,7 @@ impl<'a> Side<'a> {
         let offset = place + self.size as usize - 1;
         // SAFETY: the sizes were checked: the byte lies in the buffer, which lives as long as its registration. The device writes
         // it behind our back, so that only atomic accesses are made.
-        unsafe { AtomicU8::from_ptr(self.mr.buffer().as_ptr().add(offset)) }
+        unsafe { AtomicU8::from_ptr(self.memory.add(offset)) }
     }
 
     fn confirm(&mut self, left: u64) -> Result<()> {

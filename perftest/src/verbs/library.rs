@@ -16,7 +16,7 @@ pub enum LoadError {
         source: libloading::Error,
     },
     /// A library that lacks a function of libibverbs 1.1.
-    #[error("the verbs library lacks {name}: it is not a libibverbs.so.1")]
+    #[error("the verbs library lacks {name}: it is no libibverbs.so.1, or too old")]
     Symbol {
         /// The function.
         name: &'static str,
@@ -30,7 +30,7 @@ macro_rules! functions {
         pub struct Library {
             $(pub $field: sys::$type,)*
             // The functions above point into it.
-            _object: Object,
+            object: Object,
         }
 
         impl Library {
@@ -40,7 +40,7 @@ macro_rules! functions {
                     $($field: unsafe { object.get::<sys::$type>($name) }
                         .map(|symbol| *symbol)
                         .map_err(|_| LoadError::Symbol { name: stringify!($field) })?,)*
-                    _object: object,
+                    object,
                 })
             }
         }
@@ -78,6 +78,15 @@ impl Library {
         // SAFETY: libibverbs has no unusual initialisers; it is a system library that any RDMA program loads.
         let system = unsafe { Object::new("libibverbs.so.1") }.map_err(|source| LoadError::Absent { source })?;
         Library::resolve(system)
+    }
+}
+
+impl Library {
+    /// `ibv_reg_dmabuf_mr`, which libraries older than rdma-core 34 do not have.
+    pub fn reg_dmabuf_mr(&self) -> Result<sys::RegDmabufMr, LoadError> {
+        // SAFETY: a function of the libibverbs ABI with this very signature.
+        let found = unsafe { self.object.get::<sys::RegDmabufMr>(b"ibv_reg_dmabuf_mr") };
+        found.map(|symbol| *symbol).map_err(|_| LoadError::Symbol { name: "ibv_reg_dmabuf_mr" })
     }
 }
 

@@ -1,14 +1,17 @@
 //! Buffers and their registration.
 
+use std::fmt;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::str::FromStr;
 
 use anyhow::{Context as _, Result};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use serde::{Deserialize, Serialize};
 
-use super::{CallError, Pd, sys};
+use super::{CallError, Pd, cuda, sys};
 
 /// What kind of memory a buffer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,15 +21,61 @@ pub enum Placement {
     Heap,
     /// A shared object (memfd), which a software device can map instead of copying through the kernel.
     Shared,
+    /// Memory of the NVIDIA GPU of this number.
+    Cuda(u32),
+}
+
+/// A word that names no kind of memory.
+#[derive(Debug, thiserror::Error)]
+#[error("memory is heap, shared, cuda or cuda:N, the latter of GPU N")]
+pub struct UnknownPlacement;
+
+impl FromStr for Placement {
+    type Err = UnknownPlacement;
+
+    fn from_str(word: &str) -> Result<Placement, UnknownPlacement> {
+        match word {
+            "heap" => Ok(Placement::Heap),
+            "shared" => Ok(Placement::Shared),
+            "cuda" => Ok(Placement::Cuda(0)),
+            _ => {
+                let number = word.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+                number.map(Placement::Cuda).ok_or(UnknownPlacement)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Placement::Heap => f.write_str("heap"),
+            Placement::Shared => f.write_str("shared"),
+            Placement::Cuda(gpu) => write!(f, "cuda:{gpu}"),
+        }
+    }
 }
 
 /// Page-aligned memory, populated, filled with a pattern.
 #[derive(Debug)]
 pub struct Buffer {
-    start: NonNull<libc::c_void>,
+    memory: Memory,
     length: usize,
-    // The library finds the object of a shared buffer through an open descriptor of the process.
-    _object: Option<std::os::fd::OwnedFd>,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Mapped {
+        start: NonNull<libc::c_void>,
+        // The library finds the object of a shared buffer through an open descriptor of the process.
+        _object: Option<OwnedFd>,
+    },
+    Gpu(cuda::Memory),
+}
+
+/// Byte of every buffer at this offset.
+fn pattern(offset: usize) -> u8 {
+    (offset % 251) as u8
 }
 
 impl Buffer {
@@ -45,30 +94,30 @@ impl Buffer {
                 // SAFETY: a new mapping of no particular place; nobody shrinks the object, which is ours.
                 (unsafe { mmap(None, size, prot, MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE, &object, 0) }, Some(object))
             }
+            Placement::Cuda(gpu) => {
+                let content: Vec<u8> = (0..length).map(pattern).collect();
+                return Ok(Buffer { memory: Memory::Gpu(cuda::Memory::new(gpu, &content)?), length });
+            }
         };
         let start = start.with_context(|| format!("cannot map {length} bytes"))?;
-        let buffer = Buffer { start, length, _object: object };
-        for (index, byte) in (0u64..).zip(buffer.as_ptr_range()) {
-            // SAFETY: the range is the mapping, which nobody else knows yet.
-            unsafe { byte.write((index % 251) as u8) };
+        for offset in 0..length {
+            // SAFETY: the offset is in the mapping, which nobody else knows yet.
+            unsafe { start.as_ptr().cast::<u8>().add(offset).write(pattern(offset)) };
         }
-        Ok(buffer)
+        Ok(Buffer { memory: Memory::Mapped { start, _object: object }, length })
     }
 
-    fn as_ptr_range(&self) -> impl Iterator<Item = *mut u8> {
-        let start = self.as_ptr();
-        // SAFETY: every offset lies inside the mapping.
-        (0..self.length).map(move |offset| unsafe { start.add(offset) })
-    }
-
-    /// First byte.
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.start.as_ptr().cast()
+    /// First byte, for the processor; `None` for memory that it does not reach.
+    pub fn as_ptr(&self) -> Option<*mut u8> {
+        if let Memory::Mapped { start, .. } = self.memory { Some(start.as_ptr().cast()) } else { None }
     }
 
     /// First byte as peers name it.
     pub fn address(&self) -> u64 {
-        self.start.as_ptr() as u64
+        match &self.memory {
+            Memory::Mapped { start, .. } => start.as_ptr() as u64,
+            Memory::Gpu(memory) => memory.address(),
+        }
     }
 
     /// Number of bytes, at least one.
@@ -79,8 +128,10 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and whole; its registration, if any, owns the buffer and has ended before.
-        let _ = unsafe { munmap(self.start, self.length) };
+        if let Memory::Mapped { start, .. } = self.memory {
+            // SAFETY: the mapping is ours and whole; its registration, if any, owns the buffer and has ended before.
+            let _ = unsafe { munmap(start, self.length) };
+        }
     }
 }
 
@@ -95,12 +146,22 @@ pub struct Mr {
 
 impl Mr {
     /// Registers a buffer for everything that benchmarks do.
-    pub fn new(pd: &Rc<Pd>, buffer: Buffer) -> Result<Mr, CallError> {
+    pub fn new(pd: &Rc<Pd>, buffer: Buffer) -> Result<Mr> {
         let access = sys::ACCESS_LOCAL_WRITE | sys::ACCESS_REMOTE_WRITE | sys::ACCESS_REMOTE_READ | sys::ACCESS_REMOTE_ATOMIC;
-        let start = buffer.as_ptr().cast();
-        // SAFETY: the domain is alive and the range is mapped for as long as the registration lasts.
-        let raw = unsafe { (pd.context().library().reg_mr)(pd.raw().as_ptr(), start, buffer.size(), access as i32) };
-        let raw = NonNull::new(raw).ok_or_else(|| CallError::last("ibv_reg_mr"))?;
+        let (domain, length, access) = (pd.raw().as_ptr(), buffer.size(), access as i32);
+        let library = pd.context().library();
+        let (call, raw) = match &buffer.memory {
+            Memory::Mapped { start, .. } => {
+                // SAFETY: the domain is alive and the range is mapped for as long as the registration lasts.
+                ("ibv_reg_mr", unsafe { (library.reg_mr)(domain, start.as_ptr(), length, access) })
+            }
+            Memory::Gpu(memory) => {
+                let (register, fd) = (library.reg_dmabuf_mr()?, memory.buffer().as_raw_fd());
+                // SAFETY: the domain is alive; the memory is the GPU's for as long as the registration lasts.
+                ("ibv_reg_dmabuf_mr", unsafe { register(domain, 0, length, memory.address(), fd, access) })
+            }
+        };
+        let raw = NonNull::new(raw).ok_or_else(|| CallError::last(call))?;
         Ok(Mr { raw, pd: pd.clone(), buffer })
     }
 
@@ -139,8 +200,18 @@ mod tests {
             let buffer = Buffer::new(5000, placement).unwrap();
             assert_eq!(buffer.address() % 4096, 0);
             // SAFETY: offset 4999 lies in the buffer.
-            assert_eq!(unsafe { buffer.as_ptr().add(4999).read() }, (4999 % 251) as u8);
+            assert_eq!(unsafe { buffer.as_ptr().unwrap().add(4999).read() }, (4999 % 251) as u8);
         }
         assert!(Buffer::new(0, Placement::Heap).is_err());
+    }
+
+    #[test]
+    fn kinds_of_memory_by_name() {
+        let kinds = ["heap", "shared", "cuda", "cuda:3"].map(|word| word.parse::<Placement>().unwrap());
+        assert_eq!(kinds, [Placement::Heap, Placement::Shared, Placement::Cuda(0), Placement::Cuda(3)]);
+        assert_eq!(kinds.map(|kind| kind.to_string()), ["heap", "shared", "cuda:0", "cuda:3"]);
+        for word in ["", "cuda:", "cuda:x", "cuda:-1", "cuda3", "gpu"] {
+            assert!(word.parse::<Placement>().is_err(), "{word}");
+        }
     }
 }

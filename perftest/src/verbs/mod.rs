@@ -1,17 +1,19 @@
-//! The verbs API, loaded at run time.
+//! The verbs API, loaded at run time, and the CUDA driver for those who ask for memory of a GPU.
 //!
 //! Owns: finding libibverbs, and one small owner per verbs object, dropped in the right order. Never: links against an RDMA
-//! library; a machine without one must build and start this program.
+//! library or CUDA; a machine without them must build and start this program.
 
 mod context;
+mod cuda;
 mod library;
 mod memory;
 mod queue;
 pub mod sys;
 
 pub use context::{Context, DeviceChoice, Pd, Port};
+pub use cuda::CudaError;
 pub use library::{Library, LoadError};
-pub use memory::{Buffer, Mr, Placement};
+pub use memory::{Buffer, Mr, Placement, UnknownPlacement};
 pub use queue::{CompletionError, Cq, Operation, POLL_BATCH, POST_BATCH, Peer, Qp, QpSizes, Remote, Send};
 
 /// A verbs call that failed.

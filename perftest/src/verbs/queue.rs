@@ -297,7 +297,9 @@ impl Qp {
                 Operation::FetchAdd => (sys::WR_ATOMIC_FETCH_AND_ADD, false, 1),
                 Operation::CompareSwap => (sys::WR_ATOMIC_CMP_AND_SWP, false, 0),
             };
-            let inline = if outgoing && send.length <= self.inline { sys::SEND_INLINE } else { 0 };
+            // The processor copies inline data, and does not reach a GPU's.
+            let can_inline = buffer.as_ptr().is_some() && send.length <= self.inline;
+            let inline = if outgoing && can_inline { sys::SEND_INLINE } else { 0 };
             let signaled = if send.signaled { sys::SEND_SIGNALED } else { 0 };
             requests[index] = sys::SendWr {
                 wr_id: send.wr_id,

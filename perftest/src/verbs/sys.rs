@@ -236,6 +236,7 @@ pub type QueryGid = unsafe extern "C" fn(*mut Context, u8, c_int, *mut Gid) -> c
 pub type AllocPd = unsafe extern "C" fn(*mut Context) -> *mut Pd;
 pub type DeallocPd = unsafe extern "C" fn(*mut Pd) -> c_int;
 pub type RegMr = unsafe extern "C" fn(*mut Pd, *mut c_void, usize, c_int) -> *mut Mr;
+pub type RegDmabufMr = unsafe extern "C" fn(*mut Pd, u64, usize, u64, c_int, c_int) -> *mut Mr;
 pub type DeregMr = unsafe extern "C" fn(*mut Mr) -> c_int;
 pub type CreateCq = unsafe extern "C" fn(*mut Context, c_int, *mut c_void, *mut c_void, c_int) -> *mut Cq;
 pub type DestroyCq = unsafe extern "C" fn(*mut Cq) -> c_int;

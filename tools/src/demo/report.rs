@@ -111,7 +111,7 @@ impl Report {
         let rows = self.bandwidth.iter().map(|row| {
             [
                 name(row.op).to_owned(),
-                placement(row.memory).to_owned(),
+                row.memory.to_string(),
                 row.size_bytes.to_string(),
                 format!("{:.2}", row.gbytes_per_sec),
                 format!("{:.2}", row.ratio_memcpy),
@@ -160,13 +160,6 @@ fn name(operation: Operation) -> &'static str {
         Operation::Send => "SEND",
         Operation::FetchAdd => "FETCH_ADD",
         Operation::CompareSwap => "CMP_SWAP",
-    }
-}
-
-fn placement(placement: Placement) -> &'static str {
-    match placement {
-        Placement::Heap => "heap",
-        Placement::Shared => "shared",
     }
 }
 

@@ -8,7 +8,7 @@ use crate::cm::{CmReply, CmRequest};
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol; the two sides must agree exactly.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 /// Longest control message in bytes, either way. A longer one ends the connection.
 pub const MAX_MESSAGE: usize = 16 * 1024;
 /// Most descriptors in one message.
@@ -58,6 +58,26 @@ pub enum Request {
     /// is if this fails. Descriptors and fields: as for [`Self::RegMr`]. Answer: [`Reply::Region`].
     #[allow(missing_docs)]
     ReregMr { mr: Handle, pd: Handle, addr: u64, length: u64, iova: u64, access: u32, shared: Vec<SharedRange> },
+    /// Registers a part of a device's buffer, a GPU's above all. Descriptors: the buffer, a dma-buf, or an object in memory that stands
+    /// in for one. Answer: [`Reply::Region`].
+    RegDmabufMr {
+        /// An earlier registration to be replaced, as by [`Self::ReregMr`].
+        mr: Option<Handle>,
+        /// The domain.
+        pd: Handle,
+        /// First byte in the buffer.
+        offset: u64,
+        /// Number of bytes.
+        length: u64,
+        /// Address by which peers and work requests name the first byte.
+        iova: u64,
+        /// As in [`Self::RegMr`].
+        access: u32,
+    },
+    /// Takes the memory of a device's buffer back from all registrations of this connection: what touches it ends with an access or
+    /// protection error, and when the answer comes, the daemon has let go of the buffer. The registrations stay until they are ended.
+    /// Descriptors: the buffer. Answer: [`Reply::Revoked`].
+    RevokeDmabuf,
     /// Ends a registration that no window is bound to. Answer: [`Reply::Done`].
     DeregMr {
         /// The region.
@@ -275,6 +295,8 @@ pub enum Reply {
         /// Whether the daemon has mapped all of the memory; if not, it copies through the kernel and staging pays.
         mapped: bool,
     },
+    /// Registrations that have lost memory just now.
+    Revoked(u32),
     /// A memory window.
     Window {
         /// For [`Request::DeallocMw`].

@@ -146,6 +146,9 @@ pub struct ClientView {
     pub cqs: usize,
     /// Regions.
     pub mrs: usize,
+    /// Of these, the ones in memory of devices, by driver.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    device_mrs: BTreeMap<String, usize>,
     /// Protection domains.
     pub pds: usize,
 }
@@ -238,9 +241,9 @@ async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceV
         let port = device.port();
         // A client that ended since is not shown: its objects are gone.
         let clients = sessions.into_iter().zip(clients).filter_map(|(session, counts)| {
-            let counts = counts?;
+            let (counts, device_mrs) = counts?;
             let (pid, program) = (session.pid, session.program);
-            Some(ClientView { pid, program, qps: counts.qps, cqs: counts.cqs, mrs: counts.mrs, pds: counts.pds })
+            Some(ClientView { pid, program, qps: counts.qps, cqs: counts.cqs, mrs: counts.mrs, device_mrs, pds: counts.pds })
         });
         views.push(DeviceView {
             name: device.name.clone(),

@@ -25,7 +25,7 @@ use crate::datapath::{
     Attachment, ClientId, ClientInit, Datapath, DatapathHandle, DomainFile, Ended, Gone, NewQp, QpRequest, limits, no_rings,
     refuse,
 };
-use crate::memory::{self, Peer, Process};
+use crate::memory::{self, Peer, Process, Resolved};
 use crate::port::check_route;
 
 /// Bytes kept of a program's name.
@@ -104,6 +104,25 @@ impl<'a> Caller<'a> {
             }
             Request::ReregMr { mr, pd, addr, length, iova, access, shared } => {
                 self.reg_mr(client, &process, Some(mr), MrRequest { pd, addr, length, iova, access, shared }, fds).await
+            }
+            Request::RegDmabufMr { mr, pd, offset, length, iova, access } => {
+                let access = check_access(access)?;
+                let writable = access.contains(Access::LOCAL_WRITE);
+                let resolved = memory::resolve_buffer(&process, one(fds)?, (offset, length), writable);
+                let resolved = resolved.map_err(|error| refuse(error.errno(), error.to_string()))?;
+                self.register(client, mr, pd, iova, access, resolved).await
+            }
+            Request::RevokeDmabuf => {
+                let mappings = memory::mappings_of(&process, one(fds)?);
+                let mappings = mappings.map_err(|error| refuse(error.errno(), error.to_string()))?;
+                // What the registrations held is let go of here, and the buffer with it, before the client is told.
+                let revoke = move |d: &mut Datapath| {
+                    let revoked = d.revoke_buffer(client, &mappings)?;
+                    Ok((revoked, mappings))
+                };
+                let ((revoked, held), mappings) = self.on_datapath(revoke).await?;
+                drop((held, mappings));
+                Ok((Reply::Revoked(revoked), Vec::new()))
             }
             Request::DeregMr { mr } => self.done(move |d| d.dereg_mr(client, mr)).await,
             Request::AllocNullMr { pd } => {
@@ -284,13 +303,10 @@ impl<'a> Caller<'a> {
         fds: Vec<OwnedFd>,
     ) -> Answer {
         let MrRequest { pd, addr, length, iova, access, shared } = request;
-        let bad = |message: String| Err(refuse(libc::EINVAL, message));
-        let Some(access) = Access::from_bits(access) else { return bad(format!("access flags {access:#x} are not supported")) };
-        if !access.is_consistent() {
-            return bad("remote write or atomic access needs local write access".into());
-        }
+        let access = check_access(access)?;
         if fds.len() != shared.len() {
-            return bad(format!("{} shared ranges came with {} descriptors", shared.len(), fds.len()));
+            let message = format!("{} shared ranges came with {} descriptors", shared.len(), fds.len());
+            return Err(refuse(libc::EINVAL, message));
         }
         let writable = access.contains(Access::LOCAL_WRITE);
         let shared = shared.into_iter().zip(fds).collect();
@@ -302,6 +318,19 @@ impl<'a> Caller<'a> {
             let probed = tokio::task::spawn_blocking(move || memory::probe(&process, &doubtful)).await;
             probed.map_err(|_| stopping(Gone))?.map_err(|error| refuse(error.errno(), error.to_string()))?;
         }
+        self.register(client, earlier, pd, iova, access, resolved).await
+    }
+
+    /// Registers memory that was found.
+    async fn register(
+        &self,
+        client: ClientId,
+        earlier: Option<Handle>,
+        pd: Handle,
+        iova: u64,
+        access: Access,
+        resolved: Resolved,
+    ) -> Answer {
         let mapped = resolved.fully_mapped;
         let region = match earlier {
             None => self.on_datapath(move |d| d.reg_mr(client, pd, iova, access, resolved)).await?,
@@ -406,6 +435,25 @@ impl<'a> Caller<'a> {
         self.on_datapath(move |d| d.create_staging(client, memory)).await?;
         Ok((Reply::Staging, vec![fd]))
     }
+}
+
+/// Rights as the client names them.
+fn check_access(bits: u32) -> Result<Access, Refusal> {
+    let access =
+        Access::from_bits(bits).ok_or_else(|| refuse(libc::EINVAL, format!("access flags {bits:#x} are not supported")))?;
+    if access.is_consistent() {
+        Ok(access)
+    } else {
+        Err(refuse(libc::EINVAL, "remote write or atomic access needs local write access"))
+    }
+}
+
+/// The one descriptor that a request comes with.
+fn one(fds: Vec<OwnedFd>) -> Result<OwnedFd, Refusal> {
+    let count = fds.len();
+    let [fd] = <[OwnedFd; 1]>::try_from(fds)
+        .map_err(|_| refuse(libc::EINVAL, format!("a buffer is one descriptor, and {count} came with the request")))?;
+    Ok(fd)
 }
 
 struct MrRequest {

@@ -136,8 +136,9 @@ impl Datapath {
                 return Err(refused(&error));
             }
         };
-        let client = self.client(id).expect("found above");
-        let handle = client.regions.insert(Region { lkey: mr.lkey, mappings }).expect("room was checked");
+        let client = self.clients[id.index as usize].as_deref_mut().expect("found above");
+        self.windows.enter(id, client.regions.next_index(), &mappings);
+        let handle = client.regions.insert(Region::new(mr.lkey, mappings)).expect("room was checked");
         Ok(NewRegion { handle, lkey: mr.lkey.0, rkey: mr.rkey.0 })
     }
 
@@ -150,7 +151,7 @@ impl Datapath {
         }
         let runs = vec![Segment { owner: Owner::Host(Memories::NULL), addr: 0, len: u64::MAX }];
         let mr = rnic.reg_mr(pd, MrInit { iova: 0, access: Access::LOCAL_WRITE, runs }).map_err(|error| refused(&error))?;
-        let handle = client.regions.insert(Region { lkey: mr.lkey, mappings: Vec::new() }).expect("room was checked");
+        let handle = client.regions.insert(Region::new(mr.lkey, Vec::new())).expect("room was checked");
         Ok(NewRegion { handle, lkey: mr.lkey.0, rkey: mr.rkey.0 })
     }
 
@@ -173,10 +174,13 @@ impl Datapath {
             self.forget(&mappings);
             return Err(refused(&error));
         }
-        let client = self.client(id).expect("found above");
+        let client = self.clients[id.index as usize].as_deref_mut().expect("found above");
+        let index = Handles::<Region>::index_of(handle);
         let region = client.regions.get_mut(handle).expect("found above");
-        let before = std::mem::replace(&mut region.mappings, mappings);
-        self.forget(&before);
+        self.windows.leave(index, &region.mappings);
+        self.windows.enter(id, index, &mappings);
+        let before = std::mem::replace(region, Region::new(lkey, mappings));
+        self.forget(&before.mappings);
         Ok((NewRegion { handle, lkey: lkey.0, rkey: lkey.0 }, before))
     }
 
@@ -186,14 +190,15 @@ impl Datapath {
         let mut runs = Vec::with_capacity(resolved.pieces.len());
         for Piece { addr, len, place } in resolved.pieces {
             let (owner, addr) = match place {
-                Place::Process => (process, addr),
+                Place::Process => (Owner::Host(process), addr),
                 Place::Mapped { mapping, offset } => {
                     let mapped = self.memories.add_mapping(mapping.clone());
+                    let owner = self.windows.owner(mapped, &mapping);
                     mappings.push((mapped, mapping));
-                    (mapped, offset)
+                    (owner, offset)
                 }
             };
-            runs.push(Segment { owner: Owner::Host(owner), addr, len });
+            runs.push(Segment { owner, addr, len });
         }
         (runs, mappings)
     }
@@ -210,8 +215,9 @@ impl Datapath {
         let lkey = client.regions.get(handle).ok_or_else(|| unknown("memory region", handle))?.lkey;
         rnic.dereg_mr(lkey).map_err(|error| refused(&error))?;
         let region = client.regions.remove(handle).expect("found above");
+        self.windows.leave(Handles::<Region>::index_of(handle), &region.mappings);
         self.forget(&region.mappings);
-        Ok(region.mappings)
+        Ok(region)
     }
 
     /// New memory window: its handle and its key.

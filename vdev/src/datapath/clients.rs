@@ -67,6 +67,14 @@ pub(super) struct Region {
     pub lkey: Lkey,
     /// Shared objects in it. Held here too, so that the last one to let go is whoever drops the region, not the datapath.
     pub mappings: Vec<(MemId, Arc<SharedMapping>)>,
+    /// What it had to give up, for the same reason.
+    pub lost: Vec<Arc<SharedMapping>>,
+}
+
+impl Region {
+    pub fn new(lkey: Lkey, mappings: Vec<(MemId, Arc<SharedMapping>)>) -> Region {
+        Region { lkey, mappings, lost: Vec::new() }
+    }
 }
 
 /// A completion channel.
@@ -302,7 +310,8 @@ impl Datapath {
                 tracing::error!(%error, "a memory window was unknown to the core");
             }
         }
-        for (_, region) in client.regions.iter() {
+        for (region_index, region) in client.regions.iter() {
+            self.windows.leave(region_index, &region.mappings);
             if let Err(error) = self.rnic.dereg_mr(region.lkey) {
                 tracing::error!(%error, "a region was unknown to the core");
             }

@@ -14,8 +14,9 @@ pub struct DeviceStatus {
     pub counters: BTreeMap<&'static str, u64>,
     /// What it is promised against the others.
     pub shares: Settings,
-    /// Objects of the clients asked about; `None` for one that has ended.
-    pub clients: Vec<Option<ObjectCounts>>,
+    /// Objects of the clients asked about, and how many of their regions are memory of devices, by driver; `None` for one that has
+    /// ended.
+    pub clients: Vec<Option<(ObjectCounts, BTreeMap<String, usize>)>>,
 }
 
 /// Names of what a device has had, by class.
@@ -43,7 +44,10 @@ impl Datapath {
             .map(|(device, clients)| DeviceStatus {
                 counters: self.counters(*device),
                 shares: self.rnic.shares(*device).copied().unwrap_or_default(),
-                clients: clients.iter().map(|&client| self.client_counts(client)).collect(),
+                clients: clients
+                    .iter()
+                    .map(|&client| Some((self.client_counts(client)?, self.windows.regions_of(client))))
+                    .collect(),
             })
             .collect()
     }

@@ -1,9 +1,10 @@
 //! Shared objects of clients, mapped into the daemon: the whole mapping of the client at once, so that any number of
-//! registrations within it share one of ours.
+//! registrations within it share one of ours; and buffers of devices ([`super::dmabuf`]), each as a whole for the same reason.
 //!
-//! Only objects that live in memory (tmpfs, which includes memfds, System V and anonymous shared memory; hugetlbfs): a page of
-//! any other file system may take for ever to come.
+//! Of what clients have mapped only objects that live in memory (tmpfs, which includes memfds, System V and anonymous shared memory;
+//! hugetlbfs): a page of any other file system may take for ever to come.
 
+use super::dmabuf::{Buffer, BufferError, Driver, Exported};
 use super::maps::Vma;
 use core::ptr::{NonNull, null_mut};
 use nix::fcntl::OFlag;
@@ -26,6 +27,8 @@ const MAX_BYTES: usize = 1 << 42;
 pub struct SharedMapping {
     base: NonNull<u8>,
     len: usize,
+    /// Of a device's memory.
+    exported: Option<Exported>,
 }
 
 // SAFETY: a range of addresses, not tied to a thread; nothing is accessed through a reference.
@@ -41,7 +44,9 @@ impl SharedMapping {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
         let base = unsafe { libc::mmap(null_mut(), key.len, rights, flags, fd.as_raw_fd(), offset) };
         match NonNull::new(base.cast::<u8>()) {
-            Some(base) if base.as_ptr().cast::<libc::c_void>() != libc::MAP_FAILED => Ok(SharedMapping { base, len: key.len }),
+            Some(base) if base.as_ptr().cast::<libc::c_void>() != libc::MAP_FAILED => {
+                Ok(SharedMapping { base, len: key.len, exported: None })
+            }
             _ => Err(io::Error::last_os_error()),
         }
     }
@@ -54,6 +59,16 @@ impl SharedMapping {
     /// Bytes mapped, 1 or more.
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Who has exported it, if it is a device's memory, or stands in for that.
+    pub fn exporter(&self) -> Option<&Arc<str>> {
+        self.exported.as_ref().map(|exported| &exported.exporter)
+    }
+
+    /// Who has to hear of every access.
+    pub(super) fn driver(&self) -> Option<&Driver> {
+        self.exported.as_ref()?.driver.as_ref()
     }
 }
 
@@ -72,6 +87,8 @@ struct Key {
     offset: u64,
     len: usize,
     writable: bool,
+    /// A device's buffer rather than what the process has mapped.
+    is_buffer: bool,
 }
 
 /// The mappings made for one process, as long as registrations hold them.
@@ -91,18 +108,14 @@ impl MappingCache {
         }
         let len = usize::try_from(vma.end - vma.start).ok()?;
         // As the client has it, whatever this registration needs: then the next one finds it.
-        let key = Key { dev: vma.dev, inode: vma.inode, offset: vma.offset, len, writable: vma.writable };
+        let key = Key { dev: vma.dev, inode: vma.inode, offset: vma.offset, len, writable: vma.writable, is_buffer: false };
         let read_only = Key { writable: false, ..key };
         let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         let found = |key: &Key| live.get(key).and_then(Weak::upgrade);
         if let Some(mapping) = found(&key).or_else(|| if writable { None } else { found(&read_only) }) {
             return Some(mapping);
         }
-        live.retain(|_, mapping| mapping.strong_count() > 0);
-        let bytes: usize = live.keys().map(|key| key.len).sum();
-        if live.len() >= MAX_MAPPINGS || len > MAX_BYTES.saturating_sub(bytes) {
-            return None;
-        }
+        make_room(&mut live, len).ok()?;
         let mut make = |key: Key| {
             let ours = self.open_map_file(pid, vma, key.writable);
             let fd =
@@ -113,6 +126,41 @@ impl MappingCache {
         };
         // A sealed object cannot be mapped for writing once more, and need not be for a registration that only reads.
         make(key).or_else(|| if writable || !key.writable { None } else { make(read_only) })
+    }
+
+    /// Our mapping of all of a device's buffer, of which there is at least a byte. If its descriptor lets it be written to, so does the
+    /// mapping, unless it is sealed and nobody `writes`.
+    ///
+    /// # Errors
+    /// [`BufferError`].
+    pub(super) fn buffer(&self, buffer: Buffer, writes: bool) -> Result<Arc<SharedMapping>, BufferError> {
+        let no_room = |(buffers, bytes)| BufferError::NoRoom { buffers, bytes, wanted: buffer.size };
+        let len = usize::try_from(buffer.size).unwrap_or(usize::MAX);
+        let (dev, inode) = buffer.object;
+        let key = Key { dev: numbers(dev), inode, offset: 0, len, writable: buffer.writable, is_buffer: true };
+        let read_only = Key { writable: false, ..key };
+        let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = |key: &Key| live.get(key).and_then(Weak::upgrade);
+        if let Some(mapping) = found(&key).or_else(|| if writes { None } else { found(&read_only) }) {
+            return Ok(mapping);
+        }
+        make_room(&mut live, len).map_err(no_room)?;
+        let map = |key: Key| Ok((key, SharedMapping::map(buffer.fd.as_fd(), &key)?));
+        let mapped = map(key).or_else(|error| if writes || !key.writable { Err(error) } else { map(read_only) });
+        let (key, mut mapping) =
+            mapped.map_err(|error| BufferError::NotMappable { exporter: buffer.exporter.clone(), error })?;
+        mapping.exported = Some(buffer.exported());
+        let mapping = Arc::new(mapping);
+        live.insert(key, Arc::downgrade(&mapping));
+        Ok(mapping)
+    }
+
+    /// Our mappings of a device's buffer: of one that changes its size there may be several.
+    pub(super) fn of_buffer(&self, buffer: &Buffer) -> Vec<Arc<SharedMapping>> {
+        let (dev, inode) = buffer.object;
+        let is_it = |key: &Key| key.is_buffer && key.inode == inode && key.dev == numbers(dev);
+        let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        live.iter().filter(|(key, _)| is_it(key)).filter_map(|(_, mapping)| mapping.upgrade()).collect()
     }
 
     /// The object through the entry that the kernel shows to privileged processes.
@@ -133,11 +181,22 @@ impl MappingCache {
     }
 }
 
+/// Major and minor number of a file system, as `/proc/PID/maps` has them.
+fn numbers(dev: u64) -> (u32, u32) {
+    let number = |half| u32::try_from(half).unwrap_or(u32::MAX);
+    (number(major(dev)), number(minor(dev)))
+}
+
+/// Whether one more mapping of so many bytes may be made; if not, how many there are, and of how many bytes.
+fn make_room(live: &mut HashMap<Key, Weak<SharedMapping>>, len: usize) -> Result<(), (usize, usize)> {
+    live.retain(|_, mapping| mapping.strong_count() > 0);
+    let bytes: usize = live.keys().map(|key| key.len).sum();
+    if live.len() >= MAX_MAPPINGS || len > MAX_BYTES.saturating_sub(bytes) { Err((live.len(), bytes)) } else { Ok(()) }
+}
+
 /// Whether `fd` is the object of `key` and one that lives in memory.
 fn is_object(fd: BorrowedFd<'_>, key: &Key) -> bool {
-    let same = |stat: FileStat| {
-        (major(stat.st_dev), minor(stat.st_dev)) == (key.dev.0.into(), key.dev.1.into()) && stat.st_ino == key.inode
-    };
+    let same = |stat: FileStat| numbers(stat.st_dev) == key.dev && stat.st_ino == key.inode;
     let in_memory = |kind: FsType| kind == TMPFS_MAGIC || kind == HUGETLBFS_MAGIC;
     fstat(fd).is_ok_and(same) && fstatfs(fd).is_ok_and(|fs| in_memory(fs.filesystem_type()))
 }

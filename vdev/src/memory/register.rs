@@ -1,6 +1,7 @@
 //! What a registration names: checked against what the process has mapped, and split into what we map and what we copy through
 //! the kernel.
 
+use super::dmabuf::{Buffer, BufferError};
 use super::mapping::SharedMapping;
 use super::maps::Vma;
 use super::process::{Direction, Process};
@@ -24,7 +25,7 @@ pub struct Resolved {
 /// A part of a registration that is reached in one way.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// First byte in the client's address space.
+    /// First byte in the client's address space, or in a device's buffer.
     pub addr: u64,
     /// Number of bytes, 1 or more.
     pub len: u64,
@@ -142,6 +143,37 @@ pub fn resolve(
     }
     let fully_mapped = pieces.iter().all(|piece| matches!(piece.place, Place::Mapped { .. }));
     Ok(Resolved { pieces, fully_mapped, doubtful })
+}
+
+/// Finds a part of a device's buffer, of which the client has passed a descriptor, and maps the buffer.
+///
+/// # Errors
+/// Why it cannot be registered.
+pub fn resolve_buffer(
+    process: &Process,
+    fd: OwnedFd,
+    (offset, length): (u64, u64),
+    writable: bool,
+) -> Result<Resolved, BufferError> {
+    let buffer = Buffer::new(fd)?;
+    let size = buffer.size;
+    if length == 0 || offset.checked_add(length).is_none_or(|end| end > size) {
+        return Err(BufferError::Outside { offset, length, size });
+    }
+    if writable && !buffer.writable {
+        return Err(BufferError::ReadOnly { exporter: buffer.exporter });
+    }
+    let mapping = process.mappings.buffer(buffer, writable)?;
+    let pieces = vec![Piece { addr: offset, len: length, place: Place::Mapped { mapping, offset } }];
+    Ok(Resolved { pieces, fully_mapped: true, doubtful: Vec::new() })
+}
+
+/// Our mappings of a device's buffer that are in use by registrations of the client.
+///
+/// # Errors
+/// It is no such buffer.
+pub fn mappings_of(process: &Process, fd: OwnedFd) -> Result<Vec<Arc<SharedMapping>>, BufferError> {
+    Ok(process.mappings.of_buffer(&Buffer::new(fd)?))
 }
 
 fn check(process: &Process, vma: &Vma, at: u64, writable: bool) -> Result<(), RegisterError> {

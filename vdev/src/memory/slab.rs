@@ -1,5 +1,6 @@
 //! The table behind `MemId`: which memory a segment's owner is.
 
+use super::dmabuf::Driver;
 use super::mapping::SharedMapping;
 use super::process::Process;
 use emtt::MemId;
@@ -22,18 +23,24 @@ pub(super) enum Memory {
         base: *mut u8,
         len: u64,
         /// Keeps `base..base + len` mapped.
-        _keep: Keep,
+        keep: Keep,
     },
     /// Has no memory, or was taken away while segments may still name it. A region that is kept keeps its address.
     Ended { _region: Option<Arc<Region>> },
 }
 
-// SAFETY: `base` belongs to `_keep`, which may be sent.
+impl Memory {
+    fn driver(&self) -> Option<&Driver> {
+        if let Memory::Mapped { keep: Keep::Shared(mapping), .. } = self { mapping.driver() } else { None }
+    }
+}
+
+// SAFETY: `base` belongs to `keep`, which may be sent.
 unsafe impl Send for Memory {}
 
 #[derive(Debug)]
 pub(super) enum Keep {
-    Shared { _mapping: Arc<SharedMapping> },
+    Shared(Arc<SharedMapping>),
     Ring { _mapping: Arc<Mapping> },
     Guest { _hold: RegionHold },
 }
@@ -43,6 +50,8 @@ pub(super) enum Keep {
 pub(super) struct Slab {
     entries: Vec<Option<Entry>>,
     resting: VecDeque<u32>,
+    /// Of these, memory spaces whose driver has to hear of accesses.
+    driven: usize,
     by_address: HashMap<usize, MemId>,
 }
 
@@ -63,13 +72,16 @@ impl Slab {
     pub(super) fn add_mapping(&mut self, mapping: Arc<SharedMapping>) -> MemId {
         let (base, len) = (mapping.as_ptr(), mapping.len() as u64);
         let address = Arc::as_ptr(&mapping).addr();
-        self.add(address, || Memory::Mapped { base, len, _keep: Keep::Shared { _mapping: mapping } })
+        let driven = usize::from(mapping.driver().is_some() && !self.by_address.contains_key(&address));
+        let id = self.add(address, || Memory::Mapped { base, len, keep: Keep::Shared(mapping) });
+        self.driven += driven;
+        id
     }
 
     pub(super) fn add_ring(&mut self, mapping: Arc<Mapping>) -> MemId {
         let (base, len) = (mapping.as_ptr(), mapping.len() as u64);
         let address = Arc::as_ptr(&mapping).addr();
-        self.add(address, || Memory::Mapped { base, len, _keep: Keep::Ring { _mapping: mapping } })
+        self.add(address, || Memory::Mapped { base, len, keep: Keep::Ring { _mapping: mapping } })
     }
 
     /// A region of a guest's DMA map; addresses are offsets in it. One that has no memory, or has ended, is there as well, and
@@ -79,7 +91,7 @@ impl Slab {
         self.add(Arc::as_ptr(region).addr(), || match region.hold().map(|hold| (hold.base(), hold)) {
             Some((Ok(base), hold)) => {
                 let base = std::ptr::without_provenance_mut(base.0 as usize);
-                Memory::Mapped { base, len, _keep: Keep::Guest { _hold: hold } }
+                Memory::Mapped { base, len, keep: Keep::Guest { _hold: hold } }
             }
             _ => Memory::Ended { _region: Some(region.clone()) },
         })
@@ -120,7 +132,9 @@ impl Slab {
             if self.by_address.get(&entry.address) == Some(&id) {
                 self.by_address.remove(&entry.address);
             }
+            let is_driven = entry.memory.driver().is_some();
             *slot = None;
+            self.driven -= usize::from(is_driven);
             self.resting.push_back(id.0);
         }
     }
@@ -128,6 +142,21 @@ impl Slab {
     #[inline]
     pub(super) fn get(&self, id: MemId) -> Option<&Memory> {
         self.entries.get(id.0 as usize)?.as_ref().map(|entry| &entry.memory)
+    }
+
+    /// The memory space of a mapping, if it is one.
+    pub(super) fn id_of(&self, mapping: &Arc<SharedMapping>) -> Option<MemId> {
+        self.by_address.get(&Arc::as_ptr(mapping).addr()).copied()
+    }
+
+    /// Who has to hear of accesses to a memory space.
+    pub(super) fn driver(&self, id: MemId) -> Option<&Driver> {
+        self.get(id)?.driver()
+    }
+
+    /// Whether [`Self::driver`] has an answer for any.
+    pub(super) fn has_drivers(&self) -> bool {
+        self.driven > 0
     }
 
     /// Memory spaces in use.

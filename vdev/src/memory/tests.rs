@@ -335,6 +335,86 @@ fn a_client_that_truncates_its_object_gets_errors() {
     assert_eq!(read(&mut memories, part(whole, 0, PAGE)).unwrap(), [0; PAGE as usize]);
 }
 
+/// A memfd as a device's buffer: its window is named when memory of it is gone, whatever it was that moved bytes, and nothing else is.
+#[test]
+fn a_window_that_loses_memory_is_remembered() {
+    let heap = Range::heap();
+    let child = Child::fork();
+    let process = child.process();
+    let private = |memories: &mut Memories| segment(memories.add_process(process.clone()), heap.addr, BYTES as u64);
+    type Move = fn(&mut Memories, Segment, Segment) -> Result<(), DmaError>;
+    let moves: [(&str, Move); 6] = [
+        ("gather", |memories, gone, _| read(memories, gone).map(drop)),
+        ("scatter", |memories, gone, _| memories.scatter(&[rnic::Piece { segment: gone, at: 0 }], &[1; 3 * PAGE as usize])),
+        ("atomic", |memories, gone, _| memories.atomic(part(gone, 0, 8), AtomicOp::FetchAdd { add: 1 }).map(drop)),
+        ("copy to a process", |memories, gone, private| memories.copy(&[gone], &[private])),
+        ("copy from a process", |memories, gone, private| memories.copy(&[private], &[gone])),
+        ("copy within", |memories, gone, _| memories.copy(&[gone], &[Segment { addr: 0, ..gone }])),
+    ];
+    for (what, move_bytes) in moves {
+        let fd = memfd_create(c"memory-test", MFdFlags::MFD_CLOEXEC).unwrap();
+        ftruncate(&fd, BYTES as i64).unwrap();
+        let resolved = resolve_buffer(&process, fd.try_clone().unwrap(), (PAGE, 8 * PAGE), true).unwrap();
+        let [Piece { place: Place::Mapped { mapping, offset: PAGE }, len, .. }] = &resolved.pieces[..] else {
+            panic!("{resolved:?}")
+        };
+        assert_eq!((mapping.exporter().map(|name| &**name), *len), (Some("memfd"), 8 * PAGE));
+        let mut memories = Memories::new();
+        let window = memories.add_mapping(mapping.clone());
+        let owner = Owner::Gpu { device: emtt::GpuId(0), window };
+        let gone = Segment { owner, addr: 4 * PAGE, len: 3 * PAGE };
+        let private = part(private(&mut memories), 100, gone.len);
+        assert_eq!(move_bytes(&mut memories, gone, private), Ok(()), "{what}");
+        assert_eq!(memories.take_lost(), None, "{what}");
+        ftruncate(&fd, 5 * PAGE as i64).unwrap();
+        let DmaError(bad) = move_bytes(&mut memories, gone, private).map_or_else(
+            |bad| bad,
+            |()| match what {
+                // Its word is in the page that is there still.
+                "atomic" => {
+                    ftruncate(&fd, 0).unwrap();
+                    move_bytes(&mut memories, gone, private).unwrap_err()
+                }
+                _ => panic!("{what} did not fail"),
+            },
+        );
+        assert_eq!((bad.owner, memories.take_lost()), (owner, Some(window)), "{what}");
+        assert_eq!(memories.take_lost(), None, "{what}: once");
+        // What fails for other reasons says nothing about the window.
+        let nowhere = Segment { addr: PAGE, ..private };
+        ftruncate(&fd, BYTES as i64).unwrap();
+        assert_eq!(memories.copy(&[nowhere], &[gone]), Err(DmaError(nowhere)), "{what}");
+        assert_eq!(memories.take_lost(), None, "{what}");
+    }
+}
+
+#[test]
+fn registrations_of_one_buffer_share_one_mapping() {
+    let child = Child::fork();
+    let process = child.process();
+    let fd = memfd_create(c"memory-test", MFdFlags::MFD_CLOEXEC).unwrap();
+    ftruncate(&fd, 4 * PAGE as i64).unwrap();
+    let mapping_of = |place, writable| {
+        let resolved = resolve_buffer(&process, fd.try_clone().unwrap(), place, writable)?;
+        let Place::Mapped { mapping, .. } = &resolved.pieces[0].place else { panic!("{resolved:?}") };
+        Ok::<_, BufferError>(mapping.clone())
+    };
+    let first = mapping_of((0, 1), true).unwrap();
+    assert!(Arc::ptr_eq(&first, &mapping_of((3 * PAGE, PAGE), false).unwrap()));
+    assert_eq!(mappings_of(&process, fd.try_clone().unwrap()).unwrap().len(), 1);
+    // It has grown: what is behind the first mapping is in another one.
+    ftruncate(&fd, 8 * PAGE as i64).unwrap();
+    let second = mapping_of((7 * PAGE, PAGE), true).unwrap();
+    assert!(!Arc::ptr_eq(&first, &second));
+    assert_eq!(mappings_of(&process, fd.try_clone().unwrap()).unwrap().len(), 2);
+    for place in [(0, 8 * PAGE + 1), (8 * PAGE, 1), (u64::MAX, 2), (0, 0)] {
+        let refused = mapping_of(place, true).unwrap_err();
+        assert!(matches!(refused, BufferError::Outside { .. }) && refused.errno() == libc::EINVAL, "{refused}");
+    }
+    drop((first, second));
+    assert!(mappings_of(&process, fd.try_clone().unwrap()).unwrap().is_empty(), "nothing is kept that nobody has registered");
+}
+
 #[test]
 fn rights_and_holes() {
     let read_only = Range::new(4 * PAGE as usize, libc::PROT_READ, None);

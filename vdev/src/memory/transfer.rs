@@ -1,4 +1,4 @@
-//! The core's way to memory: gather, scatter, copy, atomic.
+//! Moving bytes: gather, scatter, copy, atomic.
 //!
 //! Every transfer is split into runs that are reached in the same way. A run between mapped memories is a vector copy; one
 //! between a process and mapped memory (or a packet buffer) is one system call straight between the two; one between processes
@@ -11,7 +11,7 @@ use super::reaching::Reaching;
 use super::slab::{Memory, Slab};
 use emtt::{MemId, Segment};
 use pvdma::Region;
-use rnic::{AtomicOp, Dma, DmaError, Piece};
+use rnic::{AtomicOp, DmaError, Piece};
 use std::sync::Arc;
 use vdev_abi::copy::Copier;
 use vdev_abi::mapping::Mapping;
@@ -26,10 +26,12 @@ const SLOW_AHEAD: usize = 64;
 /// All memory spaces that the datapath thread can reach.
 #[derive(Debug)]
 pub struct Memories {
-    slab: Slab,
+    pub(super) slab: Slab,
     copier: Copier,
     batch: Batch,
     staging: Box<[u8]>,
+    /// Windows of devices of which memory was found not to be there any more.
+    pub(super) lost: Vec<MemId>,
 }
 
 /// Where a segment's bytes are.
@@ -60,6 +62,7 @@ impl Memories {
             copier: Copier::new(),
             batch: Batch::new(reaching),
             staging: vec![0; STAGING_BYTES + PAGE].into_boxed_slice(),
+            lost: Vec::new(),
         }
     }
 
@@ -113,6 +116,11 @@ impl Memories {
             Site::Mapped(memory) => unsafe { self.copier.copy(memory, bytes.as_ptr(), len) }.map_err(|_| DmaError(at)),
             Site::Process(..) | Site::Null => Err(DmaError(at)),
         }
+    }
+
+    /// The memory space of a client's shared object or a device's buffer, if it is one at present.
+    pub fn id_of(&self, mapping: &Arc<SharedMapping>) -> Option<MemId> {
+        self.slab.id_of(mapping)
     }
 
     /// Undoes one `add`. No segment of the core may name it any more.
@@ -175,7 +183,13 @@ impl Memories {
     ///
     /// # Safety
     /// `buf` is readable for `len` bytes, and writable if `direction` reads from memory.
-    unsafe fn walk(&mut self, direction: Direction, pieces: &[Piece], buf: *mut u8, len: usize) -> Result<(), DmaError> {
+    pub(super) unsafe fn walk(
+        &mut self,
+        direction: Direction,
+        pieces: &[Piece],
+        buf: *mut u8,
+        len: usize,
+    ) -> Result<(), DmaError> {
         let Memories { slab, copier, batch, .. } = self;
         let mut pending: Option<(&Process, usize)> = None;
         let segments = |from: usize| pieces[from..].iter().map(|piece| piece.segment);
@@ -210,6 +224,25 @@ impl Memories {
         // SAFETY: as above.
         unsafe { batch.run(process, direction) }.map_err(|stopped| failed(segments(first), stopped))
     }
+}
+
+/// The concatenation of segments from byte `stopped` on, as far as the segment that holds it goes.
+fn rest_at(segments: impl Iterator<Item = Segment>, stopped: Stopped) -> Option<Segment> {
+    let mut skip = stopped.0 as u64;
+    for Segment { owner, addr, len } in segments {
+        match skip.checked_sub(len) {
+            None => return Some(Segment { owner, addr: addr + skip, len: len - skip }),
+            Some(rest) => skip = rest,
+        }
+    }
+    None
+}
+
+/// Whether the first byte of mapped memory can be read.
+fn is_there(slab: &Slab, copier: &Copier, segment: &Segment) -> bool {
+    let mut byte = 0u8;
+    // SAFETY: from a mapping that the slab keeps to `byte`.
+    matches!(site(slab, segment), Ok(Site::Mapped(memory)) if unsafe { copier.copy(&raw mut byte, memory, 1) }.is_ok())
 }
 
 /// A position in a list of segments.
@@ -273,9 +306,9 @@ impl Memories {
         theirs: &mut Cursor<'_>,
         mapped: &mut Cursor<'_>,
     ) -> Result<(), DmaError> {
-        let Memories { slab, batch, .. } = self;
+        let Memories { slab, batch, copier, .. } = self;
         let Some(Memory::Process(process)) = slab.get(process) else { unreachable!("looked up by the caller") };
-        let start = *theirs;
+        let (start, mapped_start) = (*theirs, *mapped);
         while !batch.is_full()
             && let (Some(remote), Some(local)) = (theirs.rest(), mapped.rest())
             && let (Site::Process(p, addr), Site::Mapped(memory)) = (site(slab, &remote)?, site(slab, &local)?)
@@ -287,12 +320,16 @@ impl Memories {
             mapped.advance(bytes);
         }
         // SAFETY: the local side lies in mappings that the slab keeps.
-        unsafe { batch.run(process, direction) }.map_err(|stopped| failed(start.rests(), stopped))
+        unsafe { batch.run(process, direction) }.map_err(|stopped| {
+            // The kernel does not say which side it was.
+            let gone = rest_at(mapped_start.rests(), stopped).filter(|rest| !is_there(slab, copier, rest));
+            gone.map_or_else(|| failed(start.rests(), stopped), DmaError)
+        })
     }
 
     /// One step between processes: up to a staging buffer of bytes from `from` (process `source`) to wherever `to` goes.
     fn run_staged(&mut self, source: MemId, from: &mut Cursor<'_>, to: &mut Cursor<'_>) -> Result<(), DmaError> {
-        let Memories { slab, batch, staging, copier } = self;
+        let Memories { slab, batch, staging, copier, .. } = self;
         let Some(Memory::Process(source)) = slab.get(source) else { unreachable!("looked up by the caller") };
         let offset = staging_offset(from, to);
         let base = staging.as_mut_ptr();
@@ -351,18 +388,8 @@ impl Memories {
     }
 }
 
-impl Dma for Memories {
-    fn gather(&mut self, pieces: &[Piece], buf: &mut [u8]) -> Result<(), DmaError> {
-        // SAFETY: `buf` is ours to write.
-        unsafe { self.walk(Direction::Read, pieces, buf.as_mut_ptr(), buf.len()) }
-    }
-
-    fn scatter(&mut self, pieces: &[Piece], buf: &[u8]) -> Result<(), DmaError> {
-        // SAFETY: `buf` is readable, and a scatter only reads it.
-        unsafe { self.walk(Direction::Write, pieces, buf.as_ptr().cast_mut(), buf.len()) }
-    }
-
-    fn copy(&mut self, from: &[Segment], to: &[Segment]) -> Result<(), DmaError> {
+impl Memories {
+    pub(super) fn copy_segments(&mut self, from: &[Segment], to: &[Segment]) -> Result<(), DmaError> {
         let (mut from, mut to) = (Cursor::new(from), Cursor::new(to));
         while let (Some(source), Some(target)) = (from.rest(), to.rest()) {
             let (source_id, target_id) = (source.owner.space(), target.owner.space());
@@ -405,7 +432,7 @@ impl Dma for Memories {
         Ok(())
     }
 
-    fn atomic(&mut self, at: Segment, op: AtomicOp) -> Result<u64, DmaError> {
+    pub(super) fn atomic_at(&mut self, at: Segment, op: AtomicOp) -> Result<u64, DmaError> {
         if at.len != 8 || !at.addr.is_multiple_of(8) {
             return Err(DmaError(at));
         }

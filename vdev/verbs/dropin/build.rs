@@ -8,7 +8,10 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 /// Version nodes of each library, each the successor of the one before.
-const NODES: [&[&str]; 2] = [IBVERBS, RDMACM];
+const NODES: [&[&str]; 3] = [IBVERBS, RDMACM, VRDMA];
+
+/// What neither library has.
+const VRDMA: &[&str] = &["VRDMA_1.0"];
 
 const RDMACM: &[&str] = &["RDMACM_1.0", "RDMACM_1.1", "RDMACM_1.2", "RDMACM_1.3", "RDMACM_1.4", "RDMACM_1.5"];
 

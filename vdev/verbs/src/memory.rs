@@ -4,16 +4,17 @@
 //! are is the daemon's business.
 
 use crate::abi::codes::{access, rereg};
+use crate::abi::device::ibv_context;
 use crate::abi::object::{ibv_mr, ibv_pd};
 use crate::abi::work::ibv_sge;
 use crate::connection::{Errno, unexpected};
 use crate::context::Context;
 use crate::domain::Pd;
-use crate::foreign::{code, null, own_object, pointer, set_errno, verbs};
+use crate::foreign::{code, null, own_context, own_object, pointer, set_errno, verbs};
 use core::ffi::{c_int, c_uint, c_void};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::RwLock;
 use std::sync::atomic::Ordering;
 use vdev_abi::control::{Reply, Request};
@@ -21,9 +22,6 @@ use vdev_abi::control::{Reply, Request};
 /// Regions of which the daemon has no mapping, by lkey.
 #[derive(Default)]
 pub struct Regions(RwLock<HashMap<u32, Region, BuildHasherDefault<KeyHasher>>>);
-
-/// Bytes of a page.
-const PAGE: u64 = 4096;
 
 /// First bytes of the buffers of a request; as many as a device of ours takes at most.
 pub type Sources = [*const u8; 16];
@@ -103,8 +101,8 @@ struct Mr {
     ibv: ibv_mr,
     /// What is registered.
     range: Range,
-    /// Our mapping of a descriptor that the program registered, at the pages around the range.
-    mapped: Option<MappedFd>,
+    /// The device's buffer that it is a part of; `range.addr` is then the offset in it.
+    buffer: Option<OwnedFd>,
 }
 
 /// What a registration names.
@@ -119,35 +117,30 @@ struct Range {
     is_null: bool,
 }
 
-/// Pages of a descriptor, mapped into this process for as long as they are registered.
-struct MappedFd {
-    addr: *mut c_void,
-    length: usize,
-}
-
-impl Drop for MappedFd {
-    fn drop(&mut self) {
-        // SAFETY: the pages were mapped by `map_fd`, and nobody was told of them but the daemon, which has let go.
-        unsafe { libc::munmap(self.addr, self.length) };
-    }
-}
-
-/// Asks the daemon for a registration, in the place of an earlier one if its handle is given: its handle, lkey and rkey.
-fn register(context: &Context, earlier: Option<u32>, pd: u32, range: Range) -> Result<(u32, u32, u32), Errno> {
+/// Asks the daemon for a registration, of the program's memory or of a device's buffer, in the place of an earlier one if its handle
+/// is given: its handle, lkey and rkey.
+fn register(
+    context: &Context,
+    earlier: Option<u32>,
+    pd: u32,
+    range: Range,
+    buffer: Option<&OwnedFd>,
+) -> Result<(u32, u32, u32), Errno> {
     let Range { addr, length, iova, flags, .. } = range;
     let flags = check_access(flags)?;
     let iova = if flags & access::ZERO_BASED != 0 { 0 } else { iova };
     if addr.checked_add(length).is_none() || iova.checked_add(length).is_none() {
         return Err(Errno(libc::EINVAL));
     }
-    let found = crate::shared_ranges::find(addr, length);
-    let fds: Vec<_> = found.iter().map(|(_, fd)| fd.as_raw_fd()).collect();
-    let shared = found.iter().map(|(range, _)| *range).collect();
     let access = flags & !access::ZERO_BASED;
-    let request = match earlier {
-        None => Request::RegMr { pd, addr, length, iova, access, shared },
-        Some(mr) => Request::ReregMr { mr, pd, addr, length, iova, access, shared },
+    let found = if buffer.is_some() { Vec::new() } else { crate::shared_ranges::find(addr, length) };
+    let shared = found.iter().map(|(range, _)| *range).collect();
+    let request = match (buffer, earlier) {
+        (Some(_), mr) => Request::RegDmabufMr { mr, pd, offset: addr, length, iova, access },
+        (None, None) => Request::RegMr { pd, addr, length, iova, access, shared },
+        (None, Some(mr)) => Request::ReregMr { mr, pd, addr, length, iova, access, shared },
     };
+    let fds: Vec<_> = found.iter().map(|(_, fd)| fd).chain(buffer).map(AsRawFd::as_raw_fd).collect();
     let (reply, _) = context.call(&request, &fds)?;
     let Reply::Region { mr, lkey, rkey, mapped } = reply else { return Err(unexpected(&request, &reply)) };
     if mapped {
@@ -160,12 +153,12 @@ fn register(context: &Context, earlier: Option<u32>, pd: u32, range: Range) -> R
 
 /// # Safety
 /// The domain is live and ours.
-unsafe fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, range: Range, mapped: Option<MappedFd>) -> Result<*mut ibv_mr, Errno> {
+unsafe fn reg_mr(pd: *mut ibv_pd, addr: *mut c_void, range: Range, buffer: Option<OwnedFd>) -> Result<*mut ibv_mr, Errno> {
     // SAFETY: per contract.
     let (context, pd_handle) = unsafe { (Context::of((*pd).context), (*pd).handle) };
-    let (handle, lkey, rkey) = register(context, None, pd_handle, range)?;
+    let (handle, lkey, rkey) = register(context, None, pd_handle, range, buffer.as_ref())?;
     // SAFETY: per contract.
-    Ok(unsafe { give(pd, (handle, lkey, rkey), addr, range, mapped) })
+    Ok(unsafe { give(pd, (handle, lkey, rkey), addr, range, buffer) })
 }
 
 /// Makes what the program gets of a registration: handle, lkey and rkey.
@@ -177,7 +170,7 @@ unsafe fn give(
     (handle, lkey, rkey): (u32, u32, u32),
     addr: *mut c_void,
     range: Range,
-    mapped: Option<MappedFd>,
+    buffer: Option<OwnedFd>,
 ) -> *mut ibv_mr {
     // SAFETY: per contract.
     let context = unsafe { Context::of((*pd).context) };
@@ -186,7 +179,7 @@ unsafe fn give(
     unsafe { Pd::of(pd) }.users.fetch_add(1, Ordering::AcqRel);
     let length = usize::try_from(range.length).unwrap_or(usize::MAX);
     let ibv = ibv_mr { context: context.as_ibv(), pd, addr, length, handle, lkey, rkey };
-    Box::into_raw(Box::new(Mr { ibv, range, mapped })).cast()
+    Box::into_raw(Box::new(Mr { ibv, range, buffer })).cast()
 }
 
 /// # Safety
@@ -220,25 +213,18 @@ unsafe fn reg_own(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, 
     unsafe { reg_mr(pd, addr, Range { addr: addr as u64, length: length as u64, iova, flags, is_null: false }, None) }
 }
 
-/// Maps the pages of a descriptor around a range.
-fn map_fd(fd: c_int, offset: u64, length: usize, writable: bool) -> Result<(MappedFd, *mut c_void), Errno> {
-    let inset = offset % PAGE;
-    let start = libc::off_t::try_from(offset - inset).map_err(|_| Errno(libc::EINVAL))?;
-    let whole = usize::try_from(inset).ok().and_then(|inset| inset.checked_add(length)).ok_or(Errno(libc::EINVAL))?;
-    let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-    // SAFETY: new pages, at a place of the kernel's choice.
-    let addr = unsafe { libc::mmap(core::ptr::null_mut(), whole, protection, libc::MAP_SHARED, fd, start) };
-    if addr == libc::MAP_FAILED {
-        // Memory of a device that the processor cannot reach: as if there were no such registrations.
-        return Err(Errno(match std::io::Error::last_os_error().raw_os_error() {
-            Some(errno @ (libc::EBADF | libc::ENOMEM)) => errno,
-            _ => libc::EOPNOTSUPP,
-        }));
+/// A descriptor of our own for what the program's stands for: the program may close its own at any time.
+fn own_copy(fd: c_int) -> Result<OwnedFd, Errno> {
+    // SAFETY: a plain system call.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    if copy < 0 {
+        return Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EBADF)));
     }
-    Ok((MappedFd { addr, length: whole }, addr.wrapping_byte_add(usize::try_from(inset).unwrap_or(0))))
+    // SAFETY: new and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Registers a part of a descriptor, if it can be mapped. Without a descriptor it is the question whether there are such
+/// Registers a part of a device's buffer, if the daemon can map it. Without a descriptor it is the question whether there are such
 /// registrations for GPUs' memory, which mostly cannot be mapped: so the answer is no.
 ///
 /// # Safety
@@ -247,17 +233,21 @@ unsafe fn reg_fd(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_i
     if fd < 0 {
         return Err(Errno(libc::EOPNOTSUPP));
     }
-    let known = check_access(flags)?;
-    if length == 0 || known & access::ZERO_BASED != 0 {
+    if length == 0 || check_access(flags)? & access::ZERO_BASED != 0 {
         return Err(Errno(libc::EINVAL));
     }
-    let (mapped, addr) = map_fd(fd, offset, length, known & access::LOCAL_WRITE != 0)?;
-    let range = Range { addr: addr as u64, length: length as u64, iova, flags, is_null: false };
+    let range = Range { addr: offset, length: length as u64, iova, flags, is_null: false };
     // SAFETY: per contract. The address that a program sees is the offset, as with other devices.
-    unsafe { reg_mr(pd, offset as *mut c_void, range, Some(mapped)) }.map_err(|error| match error {
-        Errno(libc::EFAULT) => Errno(libc::EOPNOTSUPP),
-        other => other,
-    })
+    unsafe { reg_mr(pd, offset as *mut c_void, range, Some(own_copy(fd)?)) }
+}
+
+/// The program takes the memory of a device's buffer back from all its registrations on this device: how many there were.
+fn revoke_fd(context: &Context, fd: c_int) -> Result<c_int, Errno> {
+    let buffer = own_copy(fd)?;
+    match context.call(&Request::RevokeDmabuf, &[buffer.as_raw_fd()])? {
+        (Reply::Revoked(count), _) => Ok(c_int::try_from(count).unwrap_or(c_int::MAX)),
+        (other, _) => Err(unexpected(&Request::RevokeDmabuf, &other)),
+    }
 }
 
 /// Changes what a registration names; the keys stay.
@@ -283,7 +273,7 @@ unsafe fn rereg_mr(
     let mut range = ours.range;
     let mut new_pd = ours.ibv.pd;
     if flags & rereg::CHANGE_TRANSLATION != 0 {
-        if addr.is_null() || length == 0 || ours.mapped.is_some() {
+        if addr.is_null() || length == 0 || ours.buffer.is_some() {
             return Err(INVALID);
         }
         range = Range { addr: addr as u64, length: length as u64, iova: addr as u64, ..range };
@@ -300,7 +290,7 @@ unsafe fn rereg_mr(
     }
     // SAFETY: domains that are named by a region are live.
     let (before, after) = unsafe { (Pd::of(ours.ibv.pd), Pd::of(new_pd)) };
-    register(context, Some(ours.ibv.handle), after.handle(), range)?;
+    register(context, Some(ours.ibv.handle), after.handle(), range, ours.buffer.as_ref())?;
     before.users.fetch_sub(1, Ordering::AcqRel);
     after.users.fetch_add(1, Ordering::AcqRel);
     ours.range = range;
@@ -347,9 +337,21 @@ verbs! {
     fn ibv_reg_mr_iova2(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, flags: c_uint) -> *mut ibv_mr,
         if own_object(pd) => { pointer(reg_own(pd, addr, length, iova, flags)) } else null(libc::EINVAL);
 
-    /// Registers a part of what a descriptor stands for; `EOPNOTSUPP` where it cannot be mapped.
+    /// Registers a part of the buffer that a descriptor stands for; `EOPNOTSUPP` where it cannot be mapped.
     fn ibv_reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int, flags: c_int) -> *mut ibv_mr,
         if own_object(pd) => { pointer(reg_fd(pd, offset, length, iova, fd, flags.cast_unsigned())) } else null(libc::EINVAL);
+
+    /// Our own addition, for a program that is about to free the memory behind a dma-buf: takes it back from all that the program has
+    /// registered of it on this device. Requests that touch it from now on, or are under way, fail with an access or protection error;
+    /// when this returns, the daemon has let go of the buffer. The registrations have still to be ended. Returns how many there were,
+    /// or -1 and `errno`.
+    fn vrdma_revoke_dmabuf(context: *mut ibv_context, fd: c_int) -> c_int,
+        if own_context(context) => {
+            match revoke_fd(Context::of(context), fd) {
+                Ok(count) => count,
+                Err(error) => { set_errno(error.0); -1 }
+            }
+        } else { set_errno(libc::EINVAL); -1 };
 
     /// Changes the memory, the rights or the domain of a registration, and answers 0 or `enum ibv_rereg_mr_err_code`.
     fn ibv_rereg_mr(mr: *mut ibv_mr, flags: c_int, pd: *mut ibv_pd, addr: *mut c_void, length: usize,

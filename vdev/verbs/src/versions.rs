@@ -133,6 +133,9 @@ export! {
         ibv_inc_err_comp_cntr, ibv_qp_attach_comp_cntr, ibv_read_comp_cntr, ibv_read_err_comp_cntr, ibv_set_comp_cntr,
         ibv_set_err_comp_cntr,
     }
+    "VRDMA_1.0" {
+        vrdma_revoke_dmabuf,
+    }
     "IBVERBS_PRIVATE_34" {
         verbs_register_driver_34 = refuse,
     }

@@ -5,6 +5,7 @@
 
 mod crowd;
 mod data;
+mod device_memory;
 mod events;
 mod lookup;
 mod meet;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
     let outcome = match mode.as_str() {
         "crowd" => crowd::run(&words),
         "data" => data::run(&words),
+        "device-memory" => device_memory::run(&words),
         "events" => events::run(&words),
         "stream" => stream::run(&words),
         "lookup" => lookup::run(&words),

@@ -10,7 +10,7 @@ const MEMORY: usize = 64 << 10;
 const CANARY: u8 = 0x5A;
 
 /// `enum ibv_wc_status`.
-mod status {
+pub mod status {
     pub const SUCCESS: u32 = 0;
     pub const LOCAL_LENGTH: u32 = 1;
     pub const LOCAL_PROTECTION: u32 = 4;
