@@ -51,6 +51,8 @@ pub enum Policy {
     Shares,
     /// Message by message, each to its end, as a network card without isolation; for comparisons.
     Greedy,
+    /// The same with two hardware priorities: tenants that declare the latency class go first, packet by packet; for comparisons.
+    Priorities,
     /// Justitia (NSDI 2022) in front of such a card; for comparisons.
     Justitia(justitia::Parameters),
 }
@@ -131,7 +133,8 @@ impl Arbiter {
     pub fn new(config: Config) -> Self {
         Arbiter(match config.policy {
             Policy::Shares => Kind::Shares(Shares::new(config)),
-            Policy::Greedy => Kind::Greedy(Greedy::default()),
+            Policy::Greedy => Kind::Greedy(Greedy::new(false)),
+            Policy::Priorities => Kind::Greedy(Greedy::new(true)),
             Policy::Justitia(parameters) => Kind::Justitia(Justitia::new(parameters)),
         })
     }

@@ -283,9 +283,21 @@ pub struct SimIsolationOptions {
     /// Only these experiments, such as E1 [default: all]
     #[arg(value_name = "ID")]
     pub only: Vec<String>,
-    /// Draw latency and bandwidth under each policy
+    /// Draw latency and bandwidth under each policy, or the matrix of --husky
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
+    /// Instead: every attacker of the Husky suite beside every victim; minutes
+    #[arg(long, conflicts_with = "only")]
+    pub husky: bool,
+    /// The same without isolation
+    #[arg(long, requires = "husky")]
+    pub without: bool,
+    /// Instead: draw N workloads at random and show those under which a victim falls under its bar
+    #[arg(long, value_name = "N", conflicts_with_all = ["only", "husky", "plot"])]
+    pub search: Option<u64>,
+    /// The first workload's seed; those after it have the next ones
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "search")]
+    pub seed: u64,
 }
 
 /// `vrdma sim pcie …`.

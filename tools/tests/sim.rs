@@ -120,6 +120,33 @@ fn the_picture_of_the_way_to_gpus_is_of_today() {
 }
 
 #[test]
+fn experiments_have_their_figures_and_a_picture() {
+    let vrdma = Vrdma::new();
+    let svg = vrdma.dir().join("i.svg");
+    let (answer, _) = json(&vrdma, &["sim", "isolation", "e1", "--json", "--plot", svg.to_str().unwrap()]);
+    let rows = answer["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert_eq!((row["id"].as_str(), row["meets_bar"].as_bool()), (Some("E1"), Some(true)), "{row}");
+        let figures = ["alone", "off", "justitia", "ours", "published_off", "published_justitia"];
+        assert!(figures.iter().all(|key| row[key].is_f64()), "{row}");
+    }
+    assert_eq!(std::fs::read_to_string(svg).unwrap().matches("(modelled)").count(), 3);
+    refused(&vrdma, &["sim", "isolation", "E99"], &["E1, E2", "E21"]);
+}
+
+#[test]
+fn a_search_says_what_repeats_it() {
+    let vrdma = Vrdma::new();
+    let args = ["sim", "isolation", "--search", "2", "--seed", "3"];
+    let text = vrdma.succeed(&args);
+    assert!(text.starts_with("seed 3\n") && text.contains(" of 2 cases"), "{text}");
+    assert_eq!(vrdma.succeed(&args), text, "the same again");
+    let (answer, _) = json(&vrdma, &["sim", "isolation", "--search", "2", "--seed", "3", "--json"]);
+    assert_eq!((answer["seed"].as_u64(), answer["cases"].as_u64()), (Some(3), Some(2)));
+}
+
+#[test]
 fn what_is_wrong_is_named() {
     let vrdma = Vrdma::new();
     for (text, parts) in [

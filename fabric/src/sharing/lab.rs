@@ -1,115 +1,65 @@
-//! Hosts on one switch, each a real core that sends one turn at a time: the next is asked for when the link is free again.
+//! Hosts, each a real core that sends one turn at a time: the next is asked for when the link is free again.
 //!
-//! A card takes [`Card::packet_time`] for each packet, and makes four of them while the one before is still on the link; a message takes [`Card::post`]
-//! from the program to the card and [`Card::complete`] back. The switch sends a packet on while it arrives (cut-through), and has one
-//! queue per host, without end.
+//! A card takes [`Card::packet_time`] for each packet, and makes four of them while the one before is still on the link; a message takes
+//! [`Card::post`] from the program to the card and [`Card::complete`] back. Copies between devices of one host take the card as long as the
+//! link would have taken.
 
+use super::card::Card;
+use super::ends::{End, NoMemory, Side, owner_of};
 use super::load::{Got, Load, Op};
-use crate::time::{Rate, Time};
-use emtt::{Access, MemId, Owner, Segment};
-use isolation::{Class, Config as Sharing, Policy};
+use super::switch::{Hop, Switches, Uplink};
+use crate::time::Time;
+use isolation::{Class, Policy};
 use rnic::*;
-use roce::{Gid, Instant, Mtu, Psn, Qpn};
+use roce::Qpn;
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::time::Duration;
 
-/// What a card and its surroundings are like.
+/// What all runs of an experiment have in common.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Card {
-    /// Rate of every link.
-    pub gbps: f64,
-    /// Path MTU.
-    pub mtu: Mtu,
-    /// What a packet takes in the card, at least.
-    pub packet_time: Duration,
-    /// What posting a message takes a program.
-    pub post_time: Duration,
-    /// From the program's post to the card.
-    pub post: Duration,
-    /// From the card to the program that polls.
-    pub complete: Duration,
-    /// From one end of a link to the other.
-    pub wire: Duration,
+pub struct Setup {
+    /// The card of all hosts.
+    pub card: Card,
+    /// Longest turn while others wait, in bytes; `None`: one packet.
+    pub turn_bytes: Option<u32>,
+    /// Connections have a congestion window, by marks and delay. READs and atomics have none.
+    pub congestion_control: bool,
+    /// A link between two switches.
+    pub uplink: Option<Uplink>,
 }
 
-impl Card {
-    /// The paper's InfiniBand card of 56 Gb/s: 16 bytes take 1.3 µs there and back, one program does 10.7 million
-    /// messages per second, and the card 30.
-    pub const IB56: Card = Card {
-        gbps: 56.0,
-        mtu: Mtu::B4096,
-        packet_time: Duration::from_nanos(33),
-        post_time: Duration::from_nanos(93),
-        post: Duration::from_nanos(150),
-        complete: Duration::from_nanos(200),
-        wire: Duration::from_nanos(200),
-    };
-
-    /// Its RoCE card of 10 Gb/s.
-    pub const ROCE10: Card = Card { gbps: 10.0, mtu: Mtu::B1024, packet_time: Duration::from_nanos(90), ..Card::IB56 };
-
-    /// Picoseconds that bytes of the core take on a link.
-    fn on_link(&self, bytes: usize) -> u64 {
-        Rate::from_gbps(self.gbps).duration(bytes as u32 + FRAMING)
-    }
-
-    /// What the arbiter has to know of it.
-    pub fn sharing(&self, policy: Policy) -> Sharing {
-        let mtu = self.mtu.bytes() as u32;
-        Sharing {
-            policy,
-            bytes_per_sec: (self.gbps * 1e9 / 8.0) as u64,
-            packets_per_sec: 1_000_000_000 / self.packet_time.as_nanos() as u64,
-            quantum_bytes: mtu,
-            short_quantum_bytes: mtu,
-            short_quantum_packets: 1,
-            ..Sharing::default()
-        }
+impl Setup {
+    /// Hosts with such cards on one switch.
+    pub fn new(card: Card) -> Setup {
+        Setup { card, turn_bytes: None, congestion_control: false, uplink: None }
     }
 }
 
-/// Bytes of every host's memory as the core sees it: none are kept.
-const MEMORY: u64 = 1 << 32;
-/// Ethernet, IPv4 and UDP headers, check sum, preamble and gap: bytes on the link beside those of the core.
-const FRAMING: u32 = 14 + 20 + 8 + 4 + 20;
 /// A probe of Justitia's every so often.
 const PROBE_EVERY: Duration = Duration::from_micros(20);
 /// Packets that a card has in the making while another one leaves.
 const AHEAD: u64 = 4;
-/// Requests on a queue pair.
-const DEPTH: u32 = 1024;
-
-/// Memory that takes and gives anything.
-struct NoMemory;
-
-impl Dma for NoMemory {
-    fn gather(&mut self, _: &[Piece], _: &mut [u8]) -> Result<(), DmaError> {
-        Ok(())
-    }
-
-    fn scatter(&mut self, _: &[Piece], _: &[u8]) -> Result<(), DmaError> {
-        Ok(())
-    }
-
-    fn copy(&mut self, _: &[Segment], _: &[Segment]) -> Result<(), DmaError> {
-        Ok(())
-    }
-
-    fn atomic(&mut self, _: Segment, _: AtomicOp) -> Result<u64, DmaError> {
-        Ok(0)
-    }
-}
+/// Queueing that the congestion window does not mind: what the programs at the ends may add.
+const END_DELAY: Duration = Duration::from_micros(10);
+/// Nothing is lost, so that no time-out may end: queues are long without congestion control.
+const NO_LOSS: spray::LossLimits = spray::LossLimits {
+    rto_floor: Duration::from_millis(500),
+    rto_start: Duration::from_millis(500),
+    rto_ceiling: Duration::from_secs(1),
+};
 
 enum Event {
     /// A loop posts a batch.
     Post { load: usize, qp: usize },
     /// The batch has reached the card.
     Doorbell { load: usize, qp: usize },
+    /// The answer to a message has reached the peer's card.
+    Answer { load: usize, qp: usize },
     /// The host's link may be free.
     Send { host: usize },
-    /// A packet has reached the switch.
+    /// A packet has reached a switch.
     AtSwitch(Packet),
     /// A packet has reached its host.
     Arrive(Packet),
@@ -122,6 +72,8 @@ struct Packet {
     to: IpAddr,
     src_port: u16,
     bytes: Vec<u8>,
+    has_crossed: bool,
+    congested: bool,
 }
 
 struct Planned {
@@ -158,36 +110,27 @@ struct Host {
     card_free: Time,
     /// When its link is free.
     link_free: Time,
-    /// When the switch's link to it is free.
-    port_free: Time,
     /// The earliest [`Event::Send`] that is planned.
     planned: Time,
-}
-
-/// One end of a load's queue pairs.
-#[derive(Clone, Copy)]
-struct End {
-    host: usize,
-    device: DeviceId,
-    ip: IpAddr,
-    pd: PdId,
-    cq: CqId,
-    mr: Mr,
+    /// How long card and link have worked while it was measured, in picoseconds.
+    worked: [u64; 2],
 }
 
 /// A queue pair of a load.
 struct Loop {
     qpn: Qpn,
+    peer: Qpn,
     /// When each message under way was posted.
     posted: VecDeque<Time>,
-    /// When its program has posted what it wanted to.
-    program_free: Time,
+    /// When its program has posted what it wanted to; and the peer's.
+    program_free: [Time; 2],
+    /// Messages that have reached the card.
+    count: u64,
 }
 
 struct Running {
     load: Load,
-    end: End,
-    peer: End,
+    ends: [End; 2],
     loops: Vec<Loop>,
     got: Got,
     /// Bytes on the wire before they were measured.
@@ -195,14 +138,41 @@ struct Running {
     is_probe: bool,
 }
 
+impl Running {
+    fn end(&self, side: Side) -> &End {
+        &self.ends[side as usize]
+    }
+}
+
+/// What a completion is of: the load, the queue pair, the end, and whether it is a receive.
+#[derive(Clone, Copy)]
+struct WorkId {
+    load: usize,
+    qp: usize,
+    side: Side,
+    is_receive: bool,
+}
+
+impl WorkId {
+    fn pack(self) -> u64 {
+        u64::from(self.is_receive) << 63 | (self.side as u64) << 62 | (self.load as u64) << 32 | self.qp as u64
+    }
+
+    fn unpack(id: u64) -> WorkId {
+        let side = if id >> 62 & 1 == 0 { Side::Own } else { Side::Peer };
+        WorkId { load: (id >> 32 & 0xFFFF) as usize, qp: id as u32 as usize, side, is_receive: id >> 63 == 1 }
+    }
+}
+
 /// A run.
 pub struct Lab {
-    card: Card,
+    setup: Setup,
     policy: Policy,
     now: Time,
     queue: BinaryHeap<Planned>,
     sequence: u64,
     hosts: Vec<Host>,
+    switches: Switches,
     running: Vec<Running>,
     measuring: bool,
     buf: Vec<u8>,
@@ -213,23 +183,38 @@ impl Lab {
     ///
     /// # Panics
     /// If a load names more than the core has, or one of them fails: nothing is lost here, and nobody makes mistakes.
-    pub fn run(card: Card, policy: Policy, loads: &[Load], (warm_up, measured): (Duration, Duration)) -> Vec<Got> {
+    pub fn run(setup: &Setup, policy: Policy, loads: &[Load], (warm_up, measured): (Duration, Duration)) -> Vec<Got> {
         let hosts = loads.iter().map(|load| load.from.max(load.to) + 1).max().unwrap_or(0);
-        let config = |n| Config { seed: n as u64, local_path: false, sharing: card.sharing(policy), ..Config::default() };
+        let multipath = MultipathConfig {
+            policy: spray::Policy::Single,
+            paths: 1,
+            window: spray::MAX_WINDOW,
+            law: spray::Law::Proportional,
+            delay: END_DELAY,
+            loss: NO_LOSS,
+            agreed: true,
+        };
+        let config = |n| Config {
+            seed: n as u64,
+            sharing: setup.card.sharing(policy, setup.turn_bytes),
+            multipath: setup.congestion_control.then_some(multipath),
+            ..Config::default()
+        };
         let host = |n| Host {
             rnic: Rnic::new(config(n)),
             card_free: Time::ZERO,
             link_free: Time::ZERO,
-            port_free: Time::ZERO,
             planned: Time::NEVER,
+            worked: [0; 2],
         };
         let mut lab = Lab {
-            card,
+            setup: *setup,
             policy,
             now: Time::ZERO,
             queue: BinaryHeap::new(),
             sequence: 0,
             hosts: (0..hosts).map(host).collect(),
+            switches: Switches::new(hosts, setup.card.gbps, setup.uplink),
             running: Vec::new(),
             measuring: false,
             buf: vec![0; 60 << 10],
@@ -237,9 +222,10 @@ impl Lab {
         for load in loads {
             lab.add(load.clone(), false);
         }
-        if matches!(policy, Policy::Justitia(_)) {
-            let quick = loads.iter().filter(|load| load.class() == Class::Latency && load.op == Op::Write);
-            let mut pairs: Vec<(usize, usize)> = quick.map(|load| (load.from, load.to)).collect();
+        if let Policy::Justitia(parameters) = policy {
+            let may_be_slowed = |load: &Load| load.class() == Class::Latency || parameters.reported.is_some();
+            let probed = loads.iter().filter(|load| may_be_slowed(load) && load.op != Op::Read);
+            let mut pairs: Vec<(usize, usize)> = probed.map(|load| (load.from, load.to)).collect();
             pairs.dedup();
             for (from, to) in pairs {
                 lab.add(Load { from, to, ..Load::latency("probe", 10) }, true);
@@ -251,30 +237,40 @@ impl Lab {
             lab.running[n].before = lab.moved(n);
         }
         lab.until(lab.now.after(ps(measured)));
+        let worked = lab.hosts.iter().flat_map(|host| host.worked).max().unwrap_or(0);
+        let busiest = worked as f64 / ps(measured) as f64;
         let results = (0..loads.len()).map(|n| {
             let bytes = lab.moved(n) - lab.running[n].before;
             let now = lab.now;
             let Running { load, loops, got, .. } = &mut lab.running[n];
             // What has not come back yet took at least so long.
             let waiting = loops.iter().flat_map(|one| &one.posted).map(|&posted| now.since(posted));
-            if load.class() == Class::Latency {
+            if keeps_latencies(load) {
                 got.latencies.extend(waiting);
             }
             got.latencies.sort_unstable();
-            Got { bytes, seconds: measured.as_secs_f64(), ..std::mem::take(got) }
+            Got { bytes, seconds: measured.as_secs_f64(), busiest, ..std::mem::take(got) }
         });
         results.collect()
     }
 
     fn add(&mut self, load: Load, is_probe: bool) {
         let n = self.running.len();
-        let end = self.end(load.from, n, 0, &load);
-        let peer = self.end(load.to, n, 1, &load);
-        let loops = (0..load.qps).map(|_| {
-            let (qpn, dest) = (self.queue_pair(&end), self.queue_pair(&peer));
-            self.connect(&end, qpn, &peer, dest);
-            self.connect(&peer, dest, &end, qpn);
-            Loop { qpn, posted: VecDeque::new(), program_free: Time::ZERO }
+        let tells = load.claims || !matches!(self.policy, Policy::Shares);
+        let ends = [(Side::Own, load.from), (Side::Peer, load.to)]
+            .map(|(side, host)| End::new(&mut self.hosts[host].rnic, n, side, &load, tells));
+        let loops = (0..load.qps as usize).map(|qp| {
+            let [qpn, peer] = ends.each_ref().map(|end| end.queue_pair(&mut self.hosts[end.host].rnic, &load));
+            for (side, end, other, qpn, dest) in
+                [(Side::Own, &ends[0], &ends[1], qpn, peer), (Side::Peer, &ends[1], &ends[0], peer, qpn)]
+            {
+                let rnic = &mut self.hosts[end.host].rnic;
+                end.connect(rnic, qpn, other, dest, &load, self.setup.card.mtu);
+                for _ in 0..end.receives(&load) {
+                    end.post_receive(rnic, qpn, &load, WorkId { load: n, qp, side, is_receive: true }.pack());
+                }
+            }
+            Loop { qpn, peer, posted: VecDeque::new(), program_free: [Time::ZERO; 2], count: 0 }
         });
         let loops: Vec<Loop> = loops.collect();
         let start = Time::ZERO.after(ps(load.start));
@@ -283,63 +279,18 @@ impl Lab {
                 self.plan(start, Event::Post { load: n, qp });
             }
         }
-        self.running.push(Running { load, end, peer, loops, got: Got::default(), before: 0, is_probe });
+        self.running.push(Running { load, ends, loops, got: Got::default(), before: 0, is_probe });
     }
 
-    fn end(&mut self, host: usize, load: usize, side: u8, settings: &Load) -> End {
-        let ip = IpAddr::from(Ipv4Addr::new(10, 100 + side, (load >> 8) as u8, load as u8));
-        let rnic = &mut self.hosts[host].rnic;
-        let device = rnic.create_device(DeviceInit { gids: vec![Gid::from(ip)], mtu: Mtu::B4096 }).expect("a device");
-        // Ours finds classes by itself.
-        let class = settings.settings.class.filter(|_| self.policy != Policy::Shares);
-        let settings = isolation::Settings { class, ..settings.settings };
-        rnic.set_shares(Instant::ZERO, device, settings).expect("settings that can be");
-        let pd = rnic.alloc_pd(device).expect("a protection domain");
-        let cq = rnic.create_cq(device).expect("a completion queue");
-        let runs = vec![Segment { owner: Owner::Host(MemId(0)), addr: 0, len: MEMORY }];
-        let mr = rnic.reg_mr(pd, MrInit { iova: 0, access: Access::all(), runs }).expect("a region");
-        End { host, device, ip, pd, cq, mr }
-    }
-
-    fn queue_pair(&mut self, end: &End) -> Qpn {
-        let caps = QpCaps { max_send_wr: DEPTH, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-        let init = QpInit { qp_type: QpType::Rc, send_cq: end.cq, recv_cq: end.cq, srq: None, caps, all_signaled: true };
-        self.hosts[end.host].rnic.create_qp(end.pd, init).expect("a queue pair")
-    }
-
-    fn connect(&mut self, end: &End, qpn: Qpn, peer: &End, dest_qpn: Qpn) {
-        use QpAttrMask as Mask;
-        let rnic = &mut self.hosts[end.host].rnic;
-        let mut attr = QpAttr {
-            access: Access::all(),
-            port: 1,
-            address: AddressVector { dgid: Gid::from(peer.ip), port: 1, ..Default::default() },
-            path_mtu: self.card.mtu,
-            timeout: 14,
-            retry_cnt: 7,
-            rnr_retry: 7,
-            min_rnr_timer: 1,
-            rq_psn: Psn::new(0),
-            sq_psn: Psn::new(0),
-            max_rd_atomic: 16,
-            max_dest_rd_atomic: 16,
-            dest_qpn,
-            ..rnic.query_qp(qpn).expect("it was just made")
-        };
-        let init = Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS;
-        let rtr = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN | Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
-        let rts = Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::SQ_PSN | Mask::MAX_QP_RD_ATOMIC;
-        for (state, mask) in [(QpState::Init, init), (QpState::Rtr, rtr), (QpState::Rts, rts)] {
-            attr.state = state;
-            rnic.modify_qp(Instant::ZERO, qpn, mask | Mask::STATE, &attr).expect("the states in their order");
-        }
-    }
-
-    /// Bytes that a load has moved over the wire so far, those of messages under way too.
+    /// Bytes that a load has moved so far, those of messages under way too.
     fn moved(&self, n: usize) -> u64 {
-        let Running { load, end, .. } = &self.running[n];
+        let Running { load, ends: [end, _], .. } = &self.running[n];
         let counters = self.hosts[end.host].rnic.counters(end.device).expect("devices stay");
-        if load.op == Op::Read { counters.rcvd_bytes } else { counters.sent_bytes }
+        match load.op {
+            _ if load.from == load.to => counters.local_bytes,
+            Op::Read | Op::CompareSwap | Op::FetchAdd => counters.rcvd_bytes,
+            Op::Write | Op::Send | Op::Echo => counters.sent_bytes,
+        }
     }
 
     fn plan(&mut self, at: Time, event: Event) {
@@ -359,55 +310,58 @@ impl Lab {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Post { load, qp } => {
-                let Running { load: Load { batch, .. }, loops, .. } = &mut self.running[load];
-                let Loop { posted, program_free, .. } = &mut loops[qp];
-                let begins = (*program_free).max(self.now);
-                posted.extend((0..*batch).map(|_| begins));
-                *program_free = begins.after(ps(self.card.post_time) * u64::from(*batch));
-                let reaches = program_free.after(ps(self.card.post));
+                let batch = self.running[load].load.batch;
+                let Loop { posted, program_free, .. } = &mut self.running[load].loops[qp];
+                let begins = program_free[0].max(self.now);
+                posted.extend((0..batch).map(|_| begins));
+                let reaches = self.reaches_card(load, qp, Side::Own, batch);
                 self.plan(reaches, Event::Doorbell { load, qp });
             }
-            Event::Doorbell { load, qp } => self.post(load, qp),
+            Event::Doorbell { load, qp } => {
+                for _ in 0..self.running[load].load.batch {
+                    self.post(load, qp, Side::Own);
+                }
+                self.send(self.running[load].load.from);
+            }
+            Event::Answer { load, qp } => {
+                self.post(load, qp, Side::Peer);
+                self.send(self.running[load].load.to);
+            }
             Event::Send { host } => {
                 if self.hosts[host].planned <= self.now {
                     self.hosts[host].planned = Time::NEVER;
                 }
                 self.send(host);
             }
-            Event::AtSwitch(packet) => {
-                let to = self.end_at(packet.to).host;
-                let took = self.card.on_link(packet.bytes.len());
-                let host = &mut self.hosts[to];
-                host.port_free = host.port_free.max(self.now).after(took);
-                let at = host.port_free.after(ps(self.card.wire));
-                self.plan(at, Event::Arrive(packet));
-            }
+            Event::AtSwitch(packet) => self.switch(packet),
             Event::Arrive(packet) => self.arrive(&packet),
             Event::Complete { load, qp } => self.complete(load, qp),
         }
     }
 
-    fn post(&mut self, n: usize, qp: usize) {
-        let Running { load, end, peer, loops, .. } = &self.running[n];
-        let op = match load.op {
-            Op::Write => SendOp::Write { remote_addr: 0, rkey: peer.mr.rkey, imm: None },
-            Op::Read => SendOp::Read { remote_addr: 0, rkey: peer.mr.rkey },
+    /// When the card has what a program posts from now on.
+    fn reaches_card(&mut self, load: usize, qp: usize, side: Side, messages: u32) -> Time {
+        let free = &mut self.running[load].loops[qp].program_free[side as usize];
+        *free = (*free).max(self.now).after(ps(self.setup.card.post_time) * u64::from(messages));
+        free.after(ps(self.setup.card.post))
+    }
+
+    fn post(&mut self, n: usize, qp: usize, side: Side) {
+        let Running { load, ends: [own, peer], loops, .. } = &mut self.running[n];
+        let one = &mut loops[qp];
+        let (end, other, numbers) = match side {
+            Side::Own => (own, peer, (one.qpn, one.peer)),
+            Side::Peer => (peer, own, (one.peer, one.qpn)),
         };
-        let buffers = [LocalBuffer::Keyed { lkey: end.mr.lkey, addr: 0, len: load.bytes }];
-        let (host, qpn) = (end.host, loops[qp].qpn);
-        // Which loop it belongs to.
-        let wr_id = (n << 32 | qp) as u64;
-        for _ in 0..load.batch {
-            let request = SendRequest { wr_id, op, flags: SendFlags::empty(), buffers: &buffers, srqn: None };
-            self.hosts[host].rnic.post_send(self.now.instant(), qpn, &request).expect("there is room");
-        }
-        self.send(host);
+        let id = WorkId { load: n, qp, side, is_receive: false }.pack();
+        end.post(&mut self.hosts[end.host].rnic, self.now.instant(), other, numbers, load, id, one.count);
+        one.count += 1;
     }
 
     /// Lets a host do what it can: one turn if its link is free.
     fn send(&mut self, host: usize) {
-        let (now, card) = (self.now.instant(), self.card);
-        let Host { rnic, card_free, link_free, .. } = &mut self.hosts[host];
+        let (now, card) = (self.now.instant(), self.setup.card);
+        let Host { rnic, card_free, link_free, worked, .. } = &mut self.hosts[host];
         if rnic.poll_timeout().is_some_and(|at| at <= now) {
             rnic.handle_timeout(now);
         }
@@ -418,15 +372,36 @@ impl Lab {
         if may(*card_free, *link_free) > self.now {
             next = Some(may(*card_free, *link_free));
         } else if let Some(work) = rnic.poll_transmit(now, &mut NoMemory, &mut self.buf) {
-            let Work::Packets(burst) = work else { unreachable!("there is no local path") };
-            for bytes in self.buf[..burst.len].chunks(burst.segment_len) {
-                *card_free = (*card_free).max(self.now).after(packet_time);
-                let begins = (*link_free).max(*card_free);
-                *link_free = begins.after(card.on_link(bytes.len()));
-                let packet = Packet { from: burst.src, to: burst.dst, src_port: burst.src_port, bytes: bytes.to_vec() };
-                self.sequence += 1;
-                let reaches = begins.after(ps(card.wire));
-                self.queue.push(Planned { at: reaches, sequence: self.sequence, event: Event::AtSwitch(packet) });
+            let mut used = [0; 2];
+            match work {
+                Work::Packets(burst) => {
+                    for bytes in self.buf[..burst.len].chunks(burst.segment_len) {
+                        *card_free = (*card_free).max(self.now).after(packet_time);
+                        let begins = (*link_free).max(*card_free);
+                        let took = card.on_link(bytes.len());
+                        *link_free = begins.after(took);
+                        used = [used[0] + packet_time, used[1] + took];
+                        let packet = Packet {
+                            from: burst.src,
+                            to: burst.dst,
+                            src_port: burst.src_port,
+                            bytes: bytes.to_vec(),
+                            has_crossed: false,
+                            congested: false,
+                        };
+                        self.sequence += 1;
+                        let reaches = begins.after(ps(card.wire));
+                        self.queue.push(Planned { at: reaches, sequence: self.sequence, event: Event::AtSwitch(packet) });
+                    }
+                }
+                Work::Copied { bytes, messages } => {
+                    let took = card.on_link(bytes as usize).max(packet_time * u64::from(messages));
+                    *card_free = (*card_free).max(self.now).after(took);
+                    used[0] = took;
+                }
+            }
+            if self.measuring {
+                *worked = [worked[0] + used[0], worked[1] + used[1]];
             }
             next = Some(may(*card_free, *link_free));
         } else if let Some(at) = rnic.poll_timeout() {
@@ -441,15 +416,30 @@ impl Lab {
         }
     }
 
+    fn switch(&mut self, mut packet: Packet) {
+        let (from, to) = (self.host_of(packet.from), self.host_of(packet.to));
+        let Hop { begins, ends, crosses, marks } =
+            self.switches.pass(self.now, from, to, packet.bytes.len(), packet.has_crossed);
+        packet.congested |= marks;
+        let wire = ps(self.setup.card.wire);
+        if crosses {
+            packet.has_crossed = true;
+            self.plan(begins.after(wire), Event::AtSwitch(packet));
+        } else {
+            self.plan(ends.after(wire), Event::Arrive(packet));
+        }
+    }
+
     fn arrive(&mut self, packet: &Packet) {
-        let End { host, device, .. } = *self.end_at(packet.to);
+        let (n, side) = owner_of(packet.to);
+        let End { host, device, .. } = *self.running[n].end(side);
         let meta = RxMeta {
             device,
             src: packet.from,
             dst: packet.to,
             src_port: packet.src_port,
             segment_len: packet.bytes.len(),
-            congested: false,
+            congested: packet.congested,
         };
         self.hosts[host].rnic.handle_burst(self.now.instant(), &meta, &packet.bytes, &mut NoMemory);
         self.send(host);
@@ -458,19 +448,34 @@ impl Lab {
     fn completions(&mut self, host: usize) {
         while let Some((_, completion)) = self.hosts[host].rnic.poll_completion() {
             assert_eq!(completion.status, Status::Success, "nothing is lost here");
-            let (load, qp) = ((completion.wr_id >> 32) as usize, completion.wr_id as u32 as usize);
-            self.plan(self.now.after(ps(self.card.complete)), Event::Complete { load, qp });
+            let id @ WorkId { load: n, qp, side, is_receive } = WorkId::unpack(completion.wr_id);
+            let known = self.now.after(ps(self.setup.card.complete));
+            let Running { load, loops, .. } = &self.running[n];
+            let is_echo = load.op == Op::Echo;
+            if is_receive {
+                let qpn = if side == Side::Own { loops[qp].qpn } else { loops[qp].peer };
+                let end = self.running[n].end(side);
+                end.post_receive(&mut self.hosts[host].rnic, qpn, load, id.pack());
+            }
+            match (side, is_receive) {
+                (Side::Peer, true) if is_echo => {
+                    let reaches = self.reaches_card(n, qp, Side::Peer, 1).after(ps(self.setup.card.complete));
+                    self.plan(reaches, Event::Answer { load: n, qp });
+                }
+                (Side::Own, is_receive) if is_receive == is_echo => self.plan(known, Event::Complete { load: n, qp }),
+                _ => {}
+            }
         }
     }
 
     fn complete(&mut self, n: usize, qp: usize) {
         let now = self.now;
-        let Running { load, loops, got, is_probe, end, .. } = &mut self.running[n];
+        let Running { load, loops, got, is_probe, ends: [end, _], .. } = &mut self.running[n];
         let Some(posted) = loops[qp].posted.pop_front() else { unreachable!("what completes was posted") };
         let took = now.since(posted);
         if self.measuring {
             got.messages += 1;
-            if load.class() == Class::Latency {
+            if keeps_latencies(load) {
                 got.latencies.push(took);
             }
         }
@@ -485,16 +490,14 @@ impl Lab {
         }
     }
 
-    fn load_of(&self, ip: IpAddr) -> usize {
-        let IpAddr::V4(ip) = ip else { unreachable!("all addresses are of IPv4") };
-        let [_, _, high, low] = ip.octets();
-        usize::from(high) << 8 | usize::from(low)
+    fn host_of(&self, ip: IpAddr) -> usize {
+        let (n, side) = owner_of(ip);
+        self.running[n].end(side).host
     }
+}
 
-    fn end_at(&self, ip: IpAddr) -> &End {
-        let Running { end, peer, .. } = &self.running[self.load_of(ip)];
-        if end.ip == ip { end } else { peer }
-    }
+fn keeps_latencies(load: &Load) -> bool {
+    load.class() == Class::Latency || load.op == Op::Echo
 }
 
 fn ps(time: Duration) -> u64 {

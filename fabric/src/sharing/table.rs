@@ -1,6 +1,7 @@
 //! What experiments came to, line by line.
 
 use super::experiments::{Experiment, Outcome};
+use super::question::Question;
 use serde::Serialize;
 
 /// One line.
@@ -33,7 +34,7 @@ pub struct Row {
 /// The lines of an experiment.
 pub fn rows(experiment: &Experiment, outcome: &Outcome) -> Vec<Row> {
     let finite = |value: f64| Some(value).filter(|value| value.is_finite());
-    let row = |(question, [alone, off, justitia, ours]): &(super::experiments::Question, [f64; 4])| Row {
+    let row = |(question, [alone, off, justitia, ours]): &(Question, [f64; 4])| Row {
         id: experiment.id,
         what: experiment.what.clone(),
         metric: question.metric.name(),

@@ -31,6 +31,10 @@ pub struct Parameters {
     pub target: Duration,
     /// Bytes per second that a good probe adds.
     pub step: u64,
+    /// The card has a queue of its own for those after latency, and serves it first.
+    pub has_priorities: bool,
+    /// What a receiver reports to those who send to it while somebody after latency is among them: how many others there are.
+    pub reported: Option<u32>,
 }
 
 impl Default for Parameters {
@@ -43,6 +47,8 @@ impl Default for Parameters {
             small_token: 5000,
             target: Duration::from_micros(2),
             step: 1_000_000,
+            has_priorities: false,
+            reported: None,
         }
     }
 }
@@ -124,8 +130,9 @@ impl Entity {
 pub(crate) struct Justitia {
     parameters: Parameters,
     tenants: Table<Entity>,
-    /// What the card was given: queue pair, whose, its class, bytes.
-    given: VecDeque<(Qpn, TenantId, Class, u32)>,
+    /// What the card was given: queue pair, whose, its class, bytes. The second queue is for all, the first for those after
+    /// latency, where there are priorities.
+    given: [VecDeque<(Qpn, TenantId, Class, u32)>; 2],
     /// What the one that got the last token had had before.
     clock: u64,
     /// Bytes per second that tokens come at.
@@ -141,7 +148,7 @@ impl Justitia {
         Justitia {
             parameters,
             tenants: Table::default(),
-            given: VecDeque::new(),
+            given: [VecDeque::new(), VecDeque::new()],
             clock: 0,
             rate: parameters.max_bytes_per_sec,
             tokens: MAX_TOKENS,
@@ -156,7 +163,15 @@ impl Justitia {
 
     pub fn remove_tenant(&mut self, id: TenantId) {
         self.tenants.remove(id);
-        self.given.retain(|&(_, tenant, ..)| tenant != id);
+        for queue in &mut self.given {
+            queue.retain(|&(_, tenant, ..)| tenant != id);
+        }
+    }
+
+    /// The card's queue for a class.
+    fn queue_of(&mut self, class: Class) -> &mut VecDeque<(Qpn, TenantId, Class, u32)> {
+        let is_first = self.parameters.has_priorities && class == Class::Latency;
+        &mut self.given[usize::from(!is_first)]
     }
 
     pub fn set_tenant(&mut self, id: TenantId, settings: Settings, _now: Instant) {
@@ -177,7 +192,8 @@ impl Justitia {
         let Some(tenant) = self.tenants.get_mut(flow.tenant) else { return false };
         let class = tenant.class();
         if class == Class::Latency || tenant.left > 0 {
-            self.given.push_back((qpn, flow.tenant, class, tenant.reserve()));
+            let reserved = tenant.reserve();
+            self.queue_of(class).push_back((qpn, flow.tenant, class, reserved));
             return true;
         }
         if tenant.pending.is_empty() {
@@ -189,11 +205,13 @@ impl Justitia {
 
     pub fn take(&mut self, now: Instant) -> Option<Grant> {
         self.hand_out(now);
-        let (qpn, tenant, class, max_bytes) = self.given.pop_front()?;
-        Some(Grant { qpn, tenant, class, max_bytes, max_packets: u32::MAX, lane: false })
+        let (qpn, tenant, class, max_bytes) = self.given.iter_mut().find_map(VecDeque::pop_front)?;
+        let max_packets = if self.parameters.has_priorities { 1 } else { u32::MAX };
+        Some(Grant { qpn, tenant, class, max_bytes, max_packets, lane: false })
     }
 
     pub fn charge(&mut self, grant: &Grant, cost: Cost, _now: Instant) {
+        let token = self.token();
         if let Some(tenant) = self.tenants.get_mut(grant.tenant) {
             tenant.account.charge(grant.class, cost);
             if grant.class != Class::Bandwidth {
@@ -201,17 +219,21 @@ impl Justitia {
                 return;
             }
             tenant.left += i64::from(grant.max_bytes) - cost.bytes as i64;
-            // A turn is shorter than a large token: the same message goes on with what is left of it.
-            if cost.within_message && tenant.left > 0 && tenant.pending.back() == Some(&grant.qpn) {
+            // A turn is shorter than a large token: the same message goes on with what is left of it. And an acknowledgement, which
+            // the card makes by itself, does not use a token up.
+            let goes_on = if cost.within_message { tenant.left > 0 } else { tenant.left > i64::from(token / 2) };
+            if goes_on && tenant.pending.back() == Some(&grant.qpn) {
                 tenant.pending.pop_back();
-                self.given.push_front((grant.qpn, grant.tenant, grant.class, tenant.reserve()));
+                let rest = (grant.qpn, grant.tenant, grant.class, tenant.reserve());
+                let queue = self.queue_of(grant.class);
+                if cost.within_message { queue.push_front(rest) } else { queue.push_back(rest) }
             }
         }
     }
 
     pub fn poll_timeout(&self) -> Option<Instant> {
         let waits = self.tenants.iter().any(|tenant| !tenant.pending.is_empty());
-        (waits && self.given.is_empty()).then(|| self.last_token + self.token_time())
+        (waits && self.given.iter().all(VecDeque::is_empty)).then(|| self.last_token + self.token_time())
     }
 
     /// What a probe took: decides the rate of tokens.
@@ -231,6 +253,9 @@ impl Justitia {
         let others: u64 =
             self.tenants.iter().filter(|tenant| !is_quick(tenant)).map(|t| u64::from(t.account.settings.weight)).sum();
         let quick = u64::from(crate::tenant::DEFAULT_WEIGHT);
+        if let Some(everywhere) = self.parameters.reported {
+            return (others > 0).then_some((others, quick * (u64::from(everywhere) + 1)));
+        }
         (others > 0 && self.tenants.iter().any(|tenant| is_quick(&tenant))).then_some((others, others + quick))
     }
 
@@ -269,7 +294,8 @@ impl Justitia {
             if tenant.left > 0
                 && let Some(qpn) = tenant.pending.pop_front()
             {
-                self.given.push_back((qpn, id, class, tenant.reserve()));
+                let reserved = tenant.reserve();
+                self.queue_of(class).push_back((qpn, id, class, reserved));
             }
         }
     }
