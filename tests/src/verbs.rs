@@ -146,6 +146,7 @@ symbols! {
     ibv_reg_mr_iova2: fn(raw::Obj, *mut c_void, usize, u64, u32) -> *mut raw::Mr;
     ibv_reg_dmabuf_mr: fn(raw::Obj, u64, usize, u64, c_int, c_int) -> *mut raw::Mr;
     ibv_dereg_mr: fn(*mut raw::Mr) -> c_int;
+    ibv_rereg_mr: fn(*mut raw::Mr, c_int, raw::Obj, *mut c_void, usize, c_int) -> c_int;
     ibv_create_cq: fn(*mut raw::Context, c_int, *mut c_void, raw::Obj, c_int) -> *mut raw::CqHead;
     ibv_destroy_cq: fn(*mut raw::CqHead) -> c_int;
     ibv_create_comp_channel: fn(*mut raw::Context) -> *mut raw::CompChannel;
@@ -458,6 +459,19 @@ impl Region {
         Ok(Region { mr, _session: session.clone() })
     }
 
+    /// Gives it other memory, or other rights, under the same keys; memory is named by its addresses from then on.
+    pub fn change(&self, memory: Option<(&Buffer, usize)>, access: Option<u32>) -> io::Result<()> {
+        const TRANSLATION: c_int = 1;
+        const ACCESS: c_int = 4;
+        let flags = memory.map_or(0, |_| TRANSLATION) | access.map_or(0, |_| ACCESS);
+        let (start, len) = memory.map_or((null_mut(), 0), |(buffer, len)| (buffer.start.cast(), len));
+        // SAFETY: the region lives; the call checks the range itself. Its errors are codes of its own, beside `errno`.
+        match unsafe { (symbols().ibv_rereg_mr)(self.mr, flags, null_mut(), start, len, access.unwrap_or(0).cast_signed()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Registers `len` bytes of a device's buffer from `offset` on, with this address for the first byte.
     pub fn of_buffer(
         session: &Rc<Session>,
@@ -525,7 +539,11 @@ impl Window {
     fn binding(&self) -> Binding {
         // SAFETY: the region lives.
         let (addr, length) = unsafe { ((*self.region.mr).addr as u64, (*self.region.mr).length as u64) };
-        let access = access::REMOTE_WRITE | access::REMOTE_READ;
+        self.part(addr, length, access::REMOTE_WRITE | access::REMOTE_READ)
+    }
+
+    /// What binds it to a part of its region, with these rights.
+    pub fn part(&self, addr: u64, length: u64, access: u32) -> Binding {
         Binding(raw::Bind { mw: self.mw, rkey: self.rkey, mr: self.region.mr, addr, length, access })
     }
 

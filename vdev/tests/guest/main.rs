@@ -2,6 +2,7 @@
 //! with a memfd as the guest's memory.
 
 mod driver;
+mod edges;
 mod fast;
 mod hostile;
 mod large;

@@ -67,7 +67,7 @@ impl Regions {
             let region = regions.get(&buffer.lkey).filter(|region| region.pd == pd)?;
             let offset = buffer.addr.checked_sub(region.iova)?;
             let end = offset.checked_add(u64::from(buffer.length))?;
-            *source = (end <= region.len).then_some((region.addr + offset) as *const u8)?;
+            *source = (end <= region.len).then(|| (region.addr + offset) as *const u8)?;
         }
         Some(())
     }
@@ -398,6 +398,7 @@ mod tests {
         assert_eq!(find(1, 10, 90), Some(0x10_000A as *const u8));
         assert_eq!(find(1, 10, 91), None);
         assert_eq!(find(1, u64::MAX, 2), None);
+        assert_eq!(find(1, u64::MAX - 7, 7), None, "as far from the region as it can be");
         assert_eq!(find(2, 10, 1), None, "another domain");
         regions.remove(7);
         assert_eq!(find(1, 10, 1), None);

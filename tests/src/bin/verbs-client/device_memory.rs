@@ -1,55 +1,20 @@
 //! Memory of a device as memory of RDMA: moved from and to, and taken back under live registrations, by the program that frees it and
 //! by the exporter behind its back. Two queue pairs of this process are connected for each case, and two more that nothing may hurt.
 
+use crate::connection::Connection;
 use crate::refused::status;
 use crate::{Outcome, Words, completion, say};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::rc::Rc;
 use tests::exporter::Exporter;
-use tests::verbs::{Address, Buffer, Cq, Patience, Qp, Region, Session, Sge, Wc, Work, access, opcode, send_flag, state};
+use tests::verbs::{Buffer, Region, Session, Sge, Wc, Work, access, opcode, send_flag, state};
 
 const LEN: usize = 4 << 20;
 /// Where regions begin in their buffers, and by which address.
 const OFFSET: usize = 8192;
 const IOVA: u64 = 0x7000_0000_2000;
 const BYTES: u32 = (LEN - OFFSET) as u32;
-
-/// Two connected queue pairs.
-struct Connection {
-    cqs: [Rc<Cq>; 2],
-    qps: [Qp; 2],
-}
-
-impl Connection {
-    fn new(session: &Rc<Session>) -> Outcome<Connection> {
-        let cqs = [Cq::new(session, 64)?, Cq::new(session, 64)?];
-        let qps = [Qp::new(session, &cqs[0], 64, access::ALL)?, Qp::new(session, &cqs[1], 64, access::ALL)?];
-        let gid = session.gid()?;
-        let patience = Patience { timeout: 10, retry_cnt: 3, rnr_retry: 3 };
-        for (own, other) in [(0, 1), (1, 0)] {
-            qps[own].connect(&Address { gid, qpn: qps[other].number(), psn: 3 }, 3, 3, patience)?;
-        }
-        Ok(Connection { cqs, qps })
-    }
-
-    /// Posts a request and waits for it.
-    fn carry_out(&self, opcode: u32, ours: &Memory, theirs: &Memory, len: u32) -> Outcome<Wc> {
-        self.post(opcode, ours, theirs, len)?;
-        completion(&self.cqs[0])
-    }
-
-    fn post(&self, opcode: u32, ours: &Memory, theirs: &Memory, len: u32) -> Outcome<()> {
-        let sges = vec![Sge { addr: ours.iova, length: len, lkey: ours.region.lkey() }];
-        let (remote_addr, rkey) = (theirs.iova, theirs.region.rkey());
-        let work = Work { opcode, flags: send_flag::SIGNALED, remote_addr, rkey, sges, compare_add: 5, ..Work::default() };
-        Ok(self.qps[0].post_send(&[work])?)
-    }
-
-    fn is_in(&self, wanted: u32) -> Outcome<bool> {
-        Ok(self.qps[0].state()? == wanted && self.qps[1].state()? == wanted)
-    }
-}
 
 /// Memory with a registration, and where its first byte is in its view.
 struct Memory {
@@ -98,6 +63,21 @@ pub fn run(words: &Words) -> Outcome<()> {
 
 fn check(what: &str, is_so: bool) -> Outcome<()> {
     if is_so { Ok(()) } else { Err(what.to_owned().into()) }
+}
+
+impl Connection {
+    /// Posts a request and waits for it.
+    fn carry_out(&self, opcode: u32, ours: &Memory, theirs: &Memory, len: u32) -> Outcome<Wc> {
+        self.post(opcode, ours, theirs, len)?;
+        completion(&self.cqs[0])
+    }
+
+    fn post(&self, opcode: u32, ours: &Memory, theirs: &Memory, len: u32) -> Outcome<()> {
+        let sges = vec![Sge { addr: ours.iova, length: len, lkey: ours.region.lkey() }];
+        let (remote_addr, rkey) = (theirs.iova, theirs.region.rkey());
+        let work = Work { opcode, flags: send_flag::SIGNALED, remote_addr, rkey, sges, compare_add: 5, ..Work::default() };
+        Ok(self.qps[0].post_send(&[work])?)
+    }
 }
 
 /// What can be registered of a buffer, and what not.

@@ -3,12 +3,14 @@
 //!
 //! `verbs-client MODE [--key value]…`; run with `vrdma run --dev NAME -- verbs-client …`.
 
+mod connection;
 mod crowd;
 mod data;
 mod device_memory;
 mod events;
 mod lookup;
 mod meet;
+mod ranges;
 mod refused;
 mod registration;
 mod stream;
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         "events" => events::run(&words),
         "stream" => stream::run(&words),
         "lookup" => lookup::run(&words),
+        "ranges" => ranges::run(),
         "victim" => refused::victim(),
         "refused" => refused::run(&words),
         "registration" => registration::run(&words),

@@ -15,6 +15,7 @@ pub mod status {
     pub const LOCAL_LENGTH: u32 = 1;
     pub const LOCAL_PROTECTION: u32 = 4;
     pub const FLUSH: u32 = 5;
+    pub const BIND: u32 = 6;
     pub const REMOTE_INVALID_REQUEST: u32 = 9;
     pub const REMOTE_ACCESS: u32 = 10;
     pub const REMOTE_OPERATION: u32 = 11;
