@@ -56,6 +56,8 @@ pub const ACK_INTERVAL: u32 = 32;
 /// Packets of READ response that one READ request on the wire asks for. A longer READ is cut into several, so that the
 /// requester decides how much is under way to it.
 pub const READ_CHUNK_PACKETS: u32 = 32;
+/// The same on many paths: each part may take another one.
+pub const SPRAYED_READ_PACKETS: u32 = 4;
 /// Packets that may be unacknowledged: at start, least and most.
 pub const WINDOW_PACKETS: (u32, u32, u32) = (64, 4, 512);
 /// Packets that the receiving end of a connection over many paths holds until those before them are in: the first and last ones of

@@ -12,7 +12,7 @@ use crate::work::DeviceId;
 use alloc::boxed::Box;
 use core::net::IpAddr;
 use roce::wire::icrc::{Flow, Prefix};
-use roce::wire::spray_ext::{Packet, is_extension};
+use roce::wire::spray_ext::{Code, Packet, is_extension};
 use roce::wire::{Bth, Headers, Kind, Service};
 use roce::{Instant, Qpn};
 
@@ -162,7 +162,13 @@ impl Receiver {
             Ok(None) => return shared.drops.unknown_qp += 1,
             Err(reason) => return reason.note(qps, shared, bth.dest_qpn),
         };
-        let kind = if bth.opcode.is_write_or_send() { Kind::Write } else { Kind::Ack };
+        let kind = match bth.opcode {
+            Code::ReadResponse => Kind::ReadResponse,
+            Code::AtomicResponse => Kind::AtomicAck,
+            Code::CompareSwap | Code::FetchAdd => Kind::FetchAdd,
+            code if code.is_write_or_send() => Kind::Write,
+            _ => Kind::Ack,
+        };
         self.enter(qps, shared, scratch, dma, (bytes, bytes_of_packet.len()), (qpn, bth, kind));
         let payload = start + payload.start..start + payload.end;
         let received = Received { packet: &packet, payload, bytes, src_port: self.flow.src_port, congested: self.congested };
@@ -173,12 +179,12 @@ impl Receiver {
 
     /// The queue pair that a packet is for, if it `takes` such packets and this one may come to it; `None`: there is none of that
     /// number.
-    fn admit<Code>(
+    fn admit<O>(
         &mut self,
         qps: &IdTable<Box<Qp>>,
         shared: &Shared,
         (start, packet): (usize, &[u8]),
-        bth: &Bth<Code>,
+        bth: &Bth<O>,
         takes: impl FnOnce(&Qp) -> bool,
     ) -> Result<Option<Qpn>, Reason> {
         if !self.icrc_is_good(start, packet) {
@@ -211,14 +217,14 @@ impl Receiver {
     }
 
     /// Counts a packet that is admitted, of `len` bytes, and makes the open batch one that it may join.
-    fn enter<Code>(
+    fn enter<O>(
         &mut self,
         qps: &mut IdTable<Box<Qp>>,
         shared: &mut Shared,
         scratch: &mut Scratch,
         dma: &mut impl Dma,
         (bytes, len): (&[u8], usize),
-        (qpn, bth, kind): (Qpn, &Bth<Code>, Kind),
+        (qpn, bth, kind): (Qpn, &Bth<O>, Kind),
     ) {
         shared.count(self.device, |counters| {
             counters.rcvd_pkts += 1;

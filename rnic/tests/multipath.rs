@@ -318,17 +318,6 @@ fn requests_of_this_side_alone_take_their_turn() {
     }
 }
 
-/// READs and atomics are plain among the others, and so are their refusals.
-#[test]
-fn refused_reads_are_told_plainly() {
-    let (mut world, a, b) = agreed(setup([true, true]));
-    world.send(&a, 1, write(&b, 0), &[a.at(0, 30_000)]);
-    world.send(&a, 2, SendOp::Read { remote_addr: BASE, rkey: bad_rkey(&b) }, &[a.at(0, 100)]);
-    world.send(&a, 3, write(&b, 0), &[a.at(0, 30_000)]);
-    world.run();
-    assert_eq!(statuses(&world.sent(&a)), [Status::Success, Status::RemoteAccessError, Status::FlushError]);
-}
-
 /// A local buffer with a wrong key fails its own request, after those before it.
 #[test]
 fn local_faults_wait_for_what_is_under_way() {

@@ -7,7 +7,9 @@ use harness::link::{Faults, Rng};
 use harness::*;
 use rnic::*;
 use roce::Mtu;
+use spray::{Law, LossLimits, Policy};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// The memory of each end is split, so that what one operation reads no other one in flight writes: sources and counters for
 /// READ and atomics at the bottom, then one private slot per request.
@@ -67,6 +69,16 @@ fn buffers(rng: &mut Rng, end: &End, offset: u64, len: u32) -> Vec<LocalBuffer> 
 }
 
 fn run(route: Route, seed: u64, faults: Faults, rounds: usize) -> (World, u64) {
+    run_with(route, None, seed, faults, rounds)
+}
+
+fn run_with(
+    route: Route,
+    multipath: Option<MultipathConfig>,
+    seed: u64,
+    faults: Faults,
+    rounds: usize,
+) -> (World, u64) {
     println!("{route:?} seed {seed}");
     let mut rng = Rng::new(seed ^ 0xABCD);
     let mtu = Mtu::ALL[rng.below(5) as usize];
@@ -77,6 +89,7 @@ fn run(route: Route, seed: u64, faults: Faults, rounds: usize) -> (World, u64) {
         max_rd_atomic: 1 + rng.below(4) as u8,
         timeout: 7,
         ipv6: true,
+        multipath: [multipath; 2],
         ..Setup::new(route)
     };
     let (mut world, a, b) = World::pair(setup);
@@ -233,6 +246,29 @@ fn duplication_reordering_and_corruption() {
         run(Route::Wire, seed + 20, Faults { corruption: 0.02, ..Faults::default() }, 10);
         let all = Faults { loss: 0.01, duplication: 0.02, reordering: 0.02, corruption: 0.01 };
         run(Route::Wire, seed + 30, all, 10);
+    }
+}
+
+/// The same over many paths: packets that overtake each other are the rule there.
+#[test]
+fn many_paths_are_no_different() {
+    for (seed, policy) in (40..).zip(Policy::ALL.into_iter().cycle().take(16)) {
+        let loss = LossLimits { rto_floor: Duration::from_micros(250), ..LossLimits::default() };
+        let config = MultipathConfig {
+            policy,
+            paths: 1 + seed as u16 % 40,
+            window: [16, 64, 256][seed as usize % 3],
+            law: Law::Proportional,
+            delay: Duration::from_micros(50),
+            loss,
+            agreed: seed % 4 != 0,
+        };
+        let mut rng = Rng::new(seed);
+        let mut rate = |most: u64| rng.below(most) as f64 / 1000.0;
+        let faults = Faults { loss: rate(40), duplication: rate(40), reordering: rate(900), corruption: rate(20) };
+        let (world, _) = run_with(Route::Wire, Some(config), seed, faults, 8);
+        let sprayed: u64 = world.ends().iter().map(|end| world.counters(end).sent_spray_pkts).sum();
+        assert!(sprayed > 100, "{sprayed} packets on many paths, seed {seed}");
     }
 }
 

@@ -52,7 +52,7 @@ pub const MAX_WINDOW: u16 = roce::wire::spray_ext::MAX_WINDOW;
 
 /// Heap bytes of one end of a connection, sending and receiving, with `paths` paths and `window` packets each way.
 ///
-/// Oblivious with 128 paths and a window of 512 takes 11,008 bytes, with one of 4096 68 KiB; the receiver's share is `window / 8`.
+/// Oblivious with 128 paths and a window of 512 takes 11,072 bytes, with one of 4096 68 KiB; the receiver's share is `window / 8`.
 pub fn memory_per_connection(policy: Policy, paths: u16, window: u16) -> usize {
     PathSet::heap_bytes(policy, paths) + Scoreboard::heap_bytes(window, paths) + RxWindow::heap_bytes(window)
 }

@@ -83,6 +83,11 @@ impl Negotiation {
         self.offer
     }
 
+    /// What the peer takes, once it has said so.
+    pub fn offer(&self) -> Option<&Offer> {
+        self.offer.as_ref()
+    }
+
     /// Whether packets are of the new kind.
     pub fn has_begun(&self) -> bool {
         self.has_begun

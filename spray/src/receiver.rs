@@ -109,6 +109,11 @@ impl Receiver {
         arrival
     }
 
+    /// A request arrived whose answer, in the `count` PSNs from `psn` on, is its acknowledgement.
+    pub fn on_request(&mut self, psn: Psn, count: u32) -> Arrival {
+        self.window.take(psn, count)
+    }
+
     /// A probe arrived. More of them at a time than are remembered go unanswered.
     pub fn on_probe(&mut self, arrived: Arrived) {
         if let Some(free) = self.probes.iter_mut().find(|probe| probe.is_none()) {

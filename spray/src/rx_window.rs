@@ -87,6 +87,11 @@ impl RxWindow {
         }
     }
 
+    /// How many of the `count` PSNs from `psn` on are new, up to the first that is not.
+    pub fn new_from(&self, psn: Psn, count: u32) -> u32 {
+        (0..count.min(self.capacity())).take_while(|&n| self.classify(psn.plus(n)) == Arrival::New).count() as u32
+    }
+
     /// Takes the packet `psn`, which stands for `count` PSNs (more than one for a READ request), if it is new and all of it lies
     /// within the window. A count of 0 is never taken.
     pub fn take(&mut self, psn: Psn, count: u32) -> Arrival {

@@ -4,6 +4,9 @@
 //! of its packets, mostly; so a packet that several later ones of its own path have overtaken is lost, whatever happens on other
 //! paths. Loss by time is for the caller to judge ([`Scoreboard::oldest_on`]). Lost packets are sent again oldest first, which is what the receiver
 //! waits for.
+//!
+//! A number can also stand for a packet that was asked for: one of the response to a READ, or that to an atomic. It is under way
+//! from the request on, and acknowledged by nothing but its own arrival ([`Scoreboard::is_fetch`]).
 
 use crate::{MAX_WINDOW, PathId};
 use alloc::boxed::Box;
@@ -77,8 +80,9 @@ pub struct LostPacket {
 pub struct Scoreboard {
     slots: Box<[Slot]>,
     paths: Box<[List]>,
-    /// A bit per slot.
+    /// A bit per slot: it is lost; it is asked for, not sent.
     lost: Box<[u64]>,
+    fetches: Box<[u64]>,
     /// Oldest PSN that is not acknowledged.
     oldest: Psn,
     /// The PSN of the next new packet.
@@ -134,7 +138,8 @@ impl Scoreboard {
         Scoreboard {
             slots: vec![slot; usize::from(window.next_power_of_two())].into_boxed_slice(),
             paths: vec![List::EMPTY; usize::from(paths)].into_boxed_slice(),
-            lost: vec![0; Self::lost_words(window)].into_boxed_slice(),
+            lost: vec![0; Self::bit_words(window)].into_boxed_slice(),
+            fetches: vec![0; Self::bit_words(window)].into_boxed_slice(),
             oldest: first,
             next: first,
             in_flight: 0,
@@ -147,10 +152,10 @@ impl Scoreboard {
     pub const fn heap_bytes(window: u16, paths: u16) -> usize {
         window.next_power_of_two() as usize * size_of::<Slot>()
             + paths as usize * size_of::<List>()
-            + Self::lost_words(window) * 8
+            + 2 * Self::bit_words(window) * 8
     }
 
-    const fn lost_words(window: u16) -> usize {
+    const fn bit_words(window: u16) -> usize {
         (window.next_power_of_two() as usize).div_ceil(64)
     }
 
@@ -198,8 +203,34 @@ impl Scoreboard {
         assert!(self.room() > 0, "more packets than the window holds");
         let psn = self.next;
         self.next = psn.plus(1);
+        let at = usize::from(self.at(psn));
+        self.fetches[at / 64] &= !(1 << (at % 64));
         self.launch(psn, now, path, bytes, State::InFlight);
         psn
+    }
+
+    /// A new packet was asked for, and is to come back on `path`; returns its number.
+    ///
+    /// # Panics
+    /// If there is no room for it: a fault of the caller.
+    pub fn fetch(&mut self, now: Instant, path: PathId, bytes: u16) -> Psn {
+        let psn = self.send(now, path, bytes);
+        let at = usize::from(self.at(psn));
+        self.fetches[at / 64] |= 1 << (at % 64);
+        psn
+    }
+
+    /// Whether `psn` stands for a packet that was asked for and has not come.
+    pub fn is_fetch(&self, psn: Psn) -> bool {
+        let at = usize::from(self.at(psn));
+        let is_under_way = !psn.is_before(self.oldest) && psn.is_before(self.next);
+        is_under_way && self.fetches[at / 64] & 1 << (at % 64) != 0 && self.slots[at].state != State::Done
+    }
+
+    /// Whether `psn` is lost, and not sent again yet.
+    pub fn is_lost(&self, psn: Psn) -> bool {
+        let is_under_way = !psn.is_before(self.oldest) && psn.is_before(self.next);
+        is_under_way && self.slots[usize::from(self.at(psn))].state == State::Lost
     }
 
     /// The next new packet has the number `next`, as packets of another kind were sent.

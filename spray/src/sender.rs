@@ -2,6 +2,11 @@
 //!
 //! The caller asks [`Sender::may_send`], sends what [`Sender::resend`] and then [`Sender::send`] tell it to, on the port that they
 //! tell, and gives back what it hears and how time passes. A packet is named by its PSN; what is in it the caller knows.
+//!
+//! What is asked for (responses to READs and atomics) is treated as if it were sent: it counts against the window from the request
+//! on, its path is that of the request, on whose port it comes back, and what does not come is asked for again on another one
+//! ([`Sender::fetch`]). So who receives the data, and sees its delays and marks, decides how fast and where it is sent; and who
+//! answers keeps nothing for it.
 
 use crate::{
     Acked, Congestion, Delivered, Evidence, Law, Loss, LossLimits, LostPacket, PathId, PathSet, Policy, Scoreboard,
@@ -75,6 +80,8 @@ pub struct Sender {
     awaits_overtaking: bool,
     /// Packets beyond the oldest that the receiver takes.
     peer_window: u32,
+    /// Everything before it has had its effect at the peer, as last told; responses may be missing.
+    done: Psn,
     /// The receiver's counters, as last told: received, marked, duplicates.
     told: [u16; 3],
     /// Packets sent again since the congestion window last shrank for a loss, and how many of them for nothing.
@@ -102,6 +109,7 @@ impl Sender {
             look_at: None,
             awaits_overtaking: false,
             peer_window: u32::from(config.window),
+            done: config.first_psn,
             told: [0; 3],
             resent_since: 0,
             spurious_since: 0,
@@ -149,6 +157,14 @@ impl Sender {
         self.board.lost_packets() == 0 && self.board.room() > 0 && begun < self.peer_window && self.has_window(bytes)
     }
 
+    /// Whether so many packets, `bytes` bytes together, may be asked for now, or one if nothing else is under way. Less than all is not
+    /// worth a request.
+    pub fn may_fetch(&self, packets: u32, bytes: u16) -> bool {
+        let begun = self.board.next().distance_from(self.board.oldest()) as u32;
+        let has_room = self.board.in_flight() == 0 || self.board.room().min(self.peer_window.saturating_sub(begun)) >= packets;
+        has_room && self.may_send(bytes)
+    }
+
     /// Takes the next PSN for a new packet of `bytes` bytes, on the path that the policy picks.
     ///
     /// # Panics
@@ -172,18 +188,67 @@ impl Sender {
     /// See [`Scoreboard::restart`].
     pub fn restart(&mut self, next: Psn) {
         self.board.restart(next);
-        self.newest = next;
+        (self.newest, self.done) = (next, next);
+    }
+
+    /// Takes the next PSNs for packets that one request asks for, of `bytes` each, the first of which [`Sender::may_fetch`] has
+    /// allowed: as many as the windows allow. Returns the first, its path, and how many.
+    ///
+    /// # Panics
+    /// Unless the first was allowed: a fault of the caller.
+    pub fn fetch(&mut self, now: Instant, bytes: impl Iterator<Item = u16> + Clone) -> (Sent, u32) {
+        let begun = self.board.next().distance_from(self.board.oldest()) as u32;
+        let room = self.board.room().min(self.peer_window.saturating_sub(begun)).max(1);
+        let (count, total) = self.fitting(bytes.clone().take(room as usize));
+        let path = self.paths.pick(now, total, None);
+        if self.board.oldest() == self.board.next() {
+            self.heard_at = now;
+        }
+        let psn = self.board.next();
+        for bytes in bytes.take(count as usize) {
+            self.board.fetch(now, path, bytes);
+        }
+        self.counters.sent += u64::from(count);
+        self.watch(now, path);
+        (Sent { psn, path, port: self.paths.port(path) }, count)
+    }
+
+    /// How many of these packets the congestion window has room for, at least one, and their bytes.
+    fn fitting(&self, bytes: impl Iterator<Item = u16>) -> (u32, u32) {
+        bytes.fold((0, 0), |(count, total), bytes| {
+            let is_next = count == 0 || self.board.in_flight() + u64::from(total + u32::from(bytes)) <= self.congestion.window();
+            if is_next { (count + 1, total + u32::from(bytes)) } else { (count, total) }
+        })
+    }
+
+    /// Everything before it is acknowledged, or has come: what a connection's requests complete by.
+    pub fn complete(&self) -> Psn {
+        if self.done.is_before(self.board.oldest()) { self.done } else { self.board.oldest() }
     }
 
     /// The oldest lost packet, to be sent again now on another path; `None` if nothing is lost or the window is full.
     pub fn resend(&mut self, now: Instant) -> Option<Sent> {
+        self.resend_run(now, 1).map(|(sent, _)| sent)
+    }
+
+    /// The oldest lost packet, and those lost right after it, up to `most` together: to be asked for again now, with one request on
+    /// another path. `None` if nothing is lost or the window is full. Returns how many.
+    pub fn resend_run(&mut self, now: Instant, most: u32) -> Option<(Sent, u32)> {
         let lost = self.board.next_lost().filter(|lost| self.has_window(lost.bytes))?;
         let path = self.paths.pick(now, u32::from(lost.bytes), Some(lost.path));
-        self.board.resend(now, path);
-        self.counters.resent += 1;
-        self.resent_since += 1;
+        let mut count = 0;
+        while count < most
+            && let Some(next) = self.board.next_lost()
+            && next.psn == lost.psn.plus(count)
+            && (count == 0 || self.has_window(next.bytes))
+        {
+            self.board.resend(now, path);
+            count += 1;
+        }
+        self.counters.resent += u64::from(count);
+        self.resent_since += count;
         self.watch(now, path);
-        Some(Sent { psn: lost.psn, path, port: self.paths.port(path) })
+        Some((Sent { psn: lost.psn, path, port: self.paths.port(path) }, count))
     }
 
     fn watch(&mut self, now: Instant, path: PathId) {
@@ -194,22 +259,20 @@ impl Sender {
     /// Takes a selective acknowledgement whose BTH has the PSN `cumulative`. Returns how many bytes it acknowledges for the first
     /// time. What was never sent, or acknowledged before, changes nothing.
     pub fn on_sack(&mut self, now: Instant, cumulative: Psn, sack: &Sack) -> u64 {
-        let rtt = self.on_echo(now, sack);
+        let rtt = self.on_echo(now, sack.port, sack.stamp.time, sack.marked);
         let [received, marked, duplicates] = self.on_counters(sack);
         // Which packets carried a mark is known only of the one that is echoed.
         let knows_marks = marked == 0;
         let mut bytes = 0;
         // A stale acknowledgement names a PSN before the oldest; one from a liar, a PSN that was never sent, half of them ahead.
         if cumulative.is_before(self.board.oldest()) || self.board.holds(cumulative) {
-            // The oldest moves with each: packets that were acknowledged selectively are passed over.
-            while !cumulative.is_before(self.board.oldest()) {
-                bytes += self.acknowledge(now, self.board.oldest(), knows_marks);
-            }
+            bytes += self.on_done(now, cumulative.plus(1), knows_marks);
             for distance in sack.map.received() {
-                bytes += self.acknowledge(now, cumulative.plus(distance), knows_marks);
+                bytes += self.acknowledge_sent(now, cumulative.plus(distance), knows_marks);
             }
             self.peer_window = u32::from(sack.window).min(u32::from(crate::MAX_WINDOW));
         }
+        // What was asked for says itself whether it met congestion.
         let marked_share = if received == 0 { 0.0 } else { f64::from(marked.min(received)) / f64::from(received) };
         if bytes > 0 {
             let in_flight = self.board.in_flight();
@@ -220,17 +283,64 @@ impl Sender {
         bytes
     }
 
+    /// Everything before `end` has had its effect at the peer: it has what was sent. Returns its bytes.
+    fn on_done(&mut self, now: Instant, end: Psn, knows_marks: bool) -> u64 {
+        let mut bytes = 0;
+        let mut at = later(self.done, self.board.oldest());
+        // The oldest moves with each: packets that were acknowledged selectively are passed over.
+        while at.is_before(end) {
+            bytes += self.acknowledge_sent(now, at, knows_marks);
+            at = later(at.plus(1), self.board.oldest());
+        }
+        self.done = later(self.done, end);
+        bytes
+    }
+
+    /// The receiver has this packet. What was asked for is not acknowledged so: its request may have arrived.
+    fn acknowledge_sent(&mut self, now: Instant, psn: Psn, knows_marks: bool) -> u64 {
+        if self.board.is_fetch(psn) { 0 } else { self.acknowledge(now, psn, knows_marks) }
+    }
+
+    /// A packet has come that is the answer for `psn`, on UDP source port `port`, to a request of the time `time`. What it carries
+    /// is new if this is true; else nothing awaits it.
+    pub fn on_response(&mut self, now: Instant, psn: Psn, port: u16, time: u32, marked: bool) -> bool {
+        if !self.board.is_fetch(psn) {
+            // Asked for again for nothing, if it was.
+            let behind = self.board.next().distance_from(psn);
+            if (1..=i32::from(crate::MAX_WINDOW)).contains(&behind) {
+                self.on_duplicates(1);
+            }
+            return false;
+        }
+        let rtt = self.on_echo(now, port, time, marked);
+        // What is done for it is done after everything before it.
+        let bytes = self.on_done(now, psn, false) + self.acknowledge(now, psn, !marked);
+        self.done = later(self.done, psn.plus(1));
+        let in_flight = self.board.in_flight();
+        let marked_share = if marked { 1.0 } else { 0.0 };
+        self.congestion.on_ack(now, &Acked { bytes, rtt, marked, marked_share, in_flight });
+        self.look(now);
+        true
+    }
+
+    /// The answer for `psn` has come without its payload, which a switch has cut off.
+    pub fn on_trimmed_response(&mut self, now: Instant, psn: Psn) {
+        if self.board.is_fetch(psn) {
+            self.on_refused(now, psn, true);
+        }
+    }
+
     /// The echo of a packet or probe: the way its path does.
-    fn on_echo(&mut self, now: Instant, sack: &Sack) -> Option<Duration> {
-        let path = self.paths.path(sack.port)?;
-        let elapsed = Duration::from_nanos(u64::from((now.as_nanos() as u32).wrapping_sub(sack.stamp.time)));
+    fn on_echo(&mut self, now: Instant, port: u16, time: u32, marked: bool) -> Option<Duration> {
+        let path = self.paths.path(port)?;
+        let elapsed = Duration::from_nanos(u64::from((now.as_nanos() as u32).wrapping_sub(time)));
         // A time that lies ahead, or further back than anything can be under way, is no time of ours.
         let rtt = Some(elapsed).filter(|elapsed| !elapsed.is_zero() && *elapsed < Duration::from_secs(2));
         if let Some(rtt) = rtt {
             self.loss.on_rtt(rtt);
         }
         self.paths.note(now, path, Evidence::Arrived { rtt });
-        if sack.marked {
+        if marked {
             self.paths.note(now, path, Evidence::Delivered { marked: true, behind: 0 });
         }
         rtt
@@ -301,6 +411,18 @@ impl Sender {
 
     /// Takes the refusal of the packet `psn`. What it says beyond that (a time to wait, a fatal reason) is for the caller.
     pub fn on_nack(&mut self, now: Instant, psn: Psn, nack: &Nack) {
+        if matches!(nack.reason, Reason::NotReady(_)) {
+            // The peer lives, and what comes after that packet has to wait for it.
+            (self.silences, self.heard_at) = (0, now);
+        }
+        let end = if nack.reason.is_fatal() { psn } else { nack.cumulative.plus(1) };
+        if (0..=self.board.next().distance_from(self.board.oldest())).contains(&end.distance_from(self.board.oldest())) {
+            self.on_done(now, end, false);
+        }
+        self.on_refused(now, psn, nack.reason == Reason::Trimmed);
+    }
+
+    fn on_refused(&mut self, now: Instant, psn: Psn, trimmed: bool) {
         let Sender { board, paths, loss, congestion, counters, .. } = self;
         let refused = board.refuse(psn, loss.overtakers(), |lost| {
             paths.note(now, lost.path, Evidence::Missing);
@@ -308,7 +430,7 @@ impl Sender {
         });
         let Some(lost) = refused else { return };
         counters.refused += 1;
-        if nack.reason == Reason::Trimmed {
+        if trimmed {
             paths.note(now, lost.path, Evidence::Refused);
             congestion.on_loss(now, u64::from(lost.bytes), board.in_flight());
         }
@@ -381,4 +503,8 @@ impl Sender {
         let look = self.look_at.filter(|_| self.board.in_flight_packets() > 0);
         [look, probe].into_iter().flatten().min()
     }
+}
+
+fn later(one: Psn, other: Psn) -> Psn {
+    if one.is_before(other) { other } else { one }
 }

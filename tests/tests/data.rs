@@ -2,7 +2,7 @@
 //! contents and surroundings compared. On the local path, on the wire with both path MTUs, and with faults injected in the port.
 
 use std::time::{Duration, Instant};
-use tests::matrix::{free_port, wait_until_listening};
+use tests::matrix::{self, Report, Row, Side, free_port, wait_until_listening};
 use tests::{Daemon, DaemonOptions, NetnsPair, missing_program, need_root, one_at_a_time};
 
 const CLIENT: &str = env!("CARGO_BIN_EXE_verbs-client");
@@ -143,6 +143,41 @@ fn many_paths_over_four_links_of_which_one_dies() {
 #[test]
 fn one_path_that_dies() {
     links(["1", "1"], 1);
+}
+
+/// Unmodified programs, each operation on many paths: most of what either daemon sends is of the extension, and all links carry it.
+#[test]
+fn programs_on_many_paths() {
+    let _turn = one_at_a_time();
+    let rows = [
+        ("ib_write_bw", "-m 4096 -n 400"),
+        ("ib_read_bw", "-m 4096 -n 400"),
+        ("ib_send_bw", "-m 4096 -n 400"),
+        ("ib_atomic_bw", "-A FETCH_AND_ADD -n 5000"),
+        ("ib_atomic_bw", "-A CMP_AND_SWAP -n 5000"),
+    ];
+    if missing_program(&["ip", "sysctl", "ib_write_bw"]) || need_root("network namespaces") {
+        return;
+    }
+    for (program, options) in rows {
+        let pair = NetnsPair::with_links(9000, LINKS);
+        let options_of =
+            || DaemonOptions { words: vec!["--paths".into(), "16".into()], ..DaemonOptions::default() };
+        let [mut server, mut client] = pair.daemons_with([options_of(), options_of()]);
+        let side = Side { daemon: &mut server, device: "a" };
+        let row = Row { program, options, report: Report::ONE_SIZE };
+        matrix::run(&row, side, "b", Some(&mut client), NetnsPair::ASIDE);
+        for (end, (daemon, device)) in [(&server, "a"), (&client, "b")].into_iter().enumerate() {
+            let counters = daemon.device(device)["counters"].clone();
+            let [sent, sprayed] = ["sent_pkts", "sent_spray_pkts"].map(|name| counters[name].as_u64().expect("a count"));
+            println!("{program} {device}: {counters}");
+            let is_heavy = end == usize::from(program != "ib_read_bw");
+            assert!(!is_heavy || sprayed * 2 > sent, "{program} {options}, {device}: {sprayed} of {sent} packets");
+            assert!(sprayed > 0, "{program} {options}, {device}");
+            let idle = (0..LINKS).filter(|&link| pair.sent_over(end, link) <= IN_USE).count();
+            assert!(!is_heavy || idle == 0, "{program} {options}: {idle} links without data");
+        }
+    }
 }
 
 /// A peer that keeps to one path has the other one do so too.

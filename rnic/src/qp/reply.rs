@@ -36,11 +36,8 @@ impl Qp {
                 first.map(|psn| (psn, Refusal::operational(vendor_err::LOCAL_MEMORY)))
             }
         };
-        if let Some((psn, Refusal::Nak { code, .. })) = failed {
-            self.resp.forget_replies();
-            self.resp.nak = Some((psn, Syndrome::Nak(code)));
-            self.resp.refusing = true;
-            self.refuse(shared, code, None);
+        if let Some((psn, refusal)) = failed {
+            self.fail_reply(shared, psn, refusal);
         }
         if burst.is_empty() {
             self.transmit_acknowledgement(shared, &mut burst);
@@ -48,10 +45,19 @@ impl Qp {
         if burst.is_empty() { None } else { Some(burst) }
     }
 
+    /// The reply at `psn` cannot be sent: the queue pair fails, and the peer is told.
+    pub(super) fn fail_reply(&mut self, shared: &mut Shared, psn: Psn, refusal: Refusal) {
+        let Refusal::Nak { code, .. } = refusal else { return };
+        self.resp.forget_replies();
+        self.resp.nak = Some((psn, Syndrome::Nak(code)));
+        self.resp.refusing = true;
+        self.refuse(shared, code, None);
+    }
+
     /// Adds packets of the oldest replies. On an error the reply at the returned PSN cannot be sent.
     fn fill_replies(&mut self, shared: &Shared, burst: &mut Burst<'_>) -> Result<(), (Psn, Refusal)> {
         let mtu = self.mtu();
-        while let Some(&reply) = self.resp.replies.front() {
+        while let Some(&reply) = self.resp.replies.front().filter(|reply| reply.echo.is_none()) {
             let offset = reply.sent * mtu;
             let payload = match reply.kind {
                 Fetch::Read(remote) => (remote.len - offset).min(mtu),
@@ -78,10 +84,7 @@ impl Qp {
                 headers.atomic_ack = Some(before);
             }
             burst.add(&mut headers, payload as usize);
-            match self.resp.replies.front_mut() {
-                Some(front) if front.sent + 1 < front.packets => front.sent += 1,
-                _ => drop(self.resp.replies.pop_front()),
-            }
+            self.resp.reply_sent();
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use super::Qp;
 use super::access::{Refusal, Remote};
-use super::responder::{Ending, Fetch, Message, Reply, Resource};
+use super::responder::{Echo, Ending, Fetch, Message, Reply, Resource};
 use crate::attr::QpType;
 use crate::dma::{AtomicOp, Dma};
 use crate::limits::MAX_MSG;
@@ -47,7 +47,7 @@ impl Qp {
             return;
         }
         self.note_reception(shared);
-        match self.execute(shared, scratch, dma, headers, payload) {
+        match self.execute(shared, scratch, dma, headers, payload, None) {
             Ok(psns) => {
                 self.resp.expected_psn = bth.psn.plus(psns);
                 // A NAK that is still waiting was about this packet, which has come after all.
@@ -88,7 +88,7 @@ impl Qp {
         self.schedule(shared);
     }
 
-    /// Executes a packet that is next in sequence, and returns how many PSNs it takes.
+    /// Executes a packet that is next in sequence, and returns how many PSNs it takes. `echo` is what a reply to it echoes.
     pub(super) fn execute(
         &mut self,
         shared: &mut Shared,
@@ -96,14 +96,15 @@ impl Qp {
         dma: &mut impl Dma,
         headers: &Headers,
         payload: Range<usize>,
+        echo: Option<Echo>,
     ) -> Result<u32, Refusal> {
         if self.qp_type == QpType::XrcRecv {
             self.turn_to(shared, headers.xrceth)?;
         }
         match headers.bth.opcode.kind() {
             Kind::Send | Kind::Write => self.take_packet(shared, scratch, headers, payload).map(|()| 1),
-            Kind::ReadRequest if self.resp.message.is_none() => self.accept_read(shared, headers),
-            Kind::CompareSwap | Kind::FetchAdd if self.resp.message.is_none() => self.execute_atomic(shared, dma, headers),
+            Kind::ReadRequest if self.resp.message.is_none() => self.accept_read(shared, headers, echo),
+            Kind::CompareSwap | Kind::FetchAdd if self.resp.message.is_none() => self.execute_atomic(shared, dma, headers, echo),
             _ => Err(Refusal::INVALID),
         }
     }
@@ -175,41 +176,52 @@ impl Qp {
     }
 
     /// Remembers a READ or atomic, and queues its reply.
-    fn accept_fetch(&mut self, psn: Psn, packets: u32, kind: Fetch) {
-        if self.resp.resources.len() >= usize::from(self.resp.depth) {
-            self.resp.resources.pop_front();
+    fn accept_fetch(&mut self, psn: Psn, packets: u32, kind: Fetch, echo: Option<Echo>) {
+        // A sprayed READ is told by its own request when it is asked for again, and takes the place of no atomic.
+        if echo.is_none() || matches!(kind, Fetch::Atomic(_)) {
+            if self.resp.resources.len() >= usize::from(self.resp.depth) {
+                self.resp.resources.pop_front();
+            }
+            self.resp.resources.push_back(Resource { psn, packets, kind });
         }
-        self.resp.resources.push_back(Resource { psn, packets, kind });
         let msn = (self.resp.msn + 1) & 0xFF_FFFF;
-        self.resp.replies.push_back(Reply { psn, packets, sent: 0, msn, is_duplicate: false, kind });
+        self.resp.replies.push_back(Reply { psn, packets, sent: 0, msn, is_duplicate: false, kind, echo });
         // The reply acknowledges everything before it.
         self.resp.ack_due = false;
     }
 
-    /// As many READs and atomics as were agreed on wait already (RC-15).
-    fn has_no_resource(&self) -> bool {
-        self.resp.replies.iter().filter(|reply| !reply.is_duplicate).count() >= usize::from(self.resp.depth)
+    /// As many READs and atomics as were agreed on wait already (RC-15). Requests of the spray extension, which ask for a part each,
+    /// are bounded by its window.
+    fn has_no_resource(&self, echo: Option<Echo>) -> bool {
+        let is_bounded = echo.is_some();
+        !is_bounded && self.resp.replies.iter().filter(|reply| !reply.is_duplicate).count() >= usize::from(self.resp.depth)
     }
 
-    fn accept_read(&mut self, shared: &mut Shared, headers: &Headers) -> Result<u32, Refusal> {
+    fn accept_read(&mut self, shared: &mut Shared, headers: &Headers, echo: Option<Echo>) -> Result<u32, Refusal> {
         let reth = headers.reth.ok_or(Refusal::INVALID)?;
         let remote = self.remote(reth.va, reth.rkey, reth.length);
         self.begin_read(remote.len)?;
         self.check_region(&shared.table, Access::REMOTE_READ, remote)?;
-        if self.has_no_resource() {
+        if self.has_no_resource(echo) {
             return Err(Refusal::INVALID);
         }
         let packets = remote.len.div_ceil(self.mtu()).max(1);
-        self.accept_fetch(headers.bth.psn, packets, Fetch::Read(remote));
+        self.accept_fetch(headers.bth.psn, packets, Fetch::Read(remote), echo);
         self.flow.classifier.note(remote.len, self.resp.replies.len() as u32);
         self.schedule(shared);
         Ok(packets)
     }
 
-    fn execute_atomic(&mut self, shared: &mut Shared, dma: &mut impl Dma, headers: &Headers) -> Result<u32, Refusal> {
+    fn execute_atomic(
+        &mut self,
+        shared: &mut Shared,
+        dma: &mut impl Dma,
+        headers: &Headers,
+        echo: Option<Echo>,
+    ) -> Result<u32, Refusal> {
         let atomic = headers.atomic.ok_or(Refusal::INVALID)?;
         let word = self.atomic_target(&shared.table, atomic.va, atomic.rkey)?;
-        if self.has_no_resource() {
+        if self.has_no_resource(echo) {
             return Err(Refusal::INVALID);
         }
         let op = match headers.bth.opcode.kind() {
@@ -217,7 +229,7 @@ impl Qp {
             _ => AtomicOp::FetchAdd { add: atomic.swap_add },
         };
         let before = dma.atomic(word, op).map_err(|_| Refusal::operational(vendor_err::LOCAL_MEMORY))?;
-        self.accept_fetch(headers.bth.psn, 1, Fetch::Atomic(before));
+        self.accept_fetch(headers.bth.psn, 1, Fetch::Atomic(before), echo);
         self.schedule(shared);
         Ok(1)
     }
@@ -252,7 +264,7 @@ impl Qp {
         // The peer went back to this PSN and will ask for everything after it again, so what waits beyond it is stale.
         self.resp.replies.retain(|reply| reply.psn.is_before(psn));
         if self.resp.replies.len() < usize::from(self.resp.depth) * 2 {
-            self.resp.replies.push_back(Reply { psn, packets, sent: 0, msn: self.resp.msn, is_duplicate: true, kind });
+            self.resp.replies.push_back(Reply { psn, packets, sent: 0, msn: self.resp.msn, is_duplicate: true, kind, echo: None });
             self.schedule(shared);
         }
     }

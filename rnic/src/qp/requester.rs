@@ -131,7 +131,7 @@ impl Fetches {
         self.len
     }
 
-    fn push(&mut self, end: Psn) {
+    pub fn push(&mut self, end: Psn) {
         assert!(self.len < MAX_RD_ATOMIC);
         self.ends[self.slot(self.len)] = end;
         self.len += 1;

@@ -84,6 +84,17 @@ pub(crate) struct Reply {
     /// It was answered before; such replies do not take part in the agreed depth.
     pub is_duplicate: bool,
     pub kind: Fetch,
+    /// Of a request of the spray extension: how it is answered.
+    pub echo: Option<Echo>,
+}
+
+/// What the packets of a reply echo of a request of the spray extension, so that the requester knows which way they came.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Echo {
+    /// Its UDP source port.
+    pub port: u16,
+    /// Its time.
+    pub time: u32,
 }
 
 impl Responder {
@@ -121,6 +132,14 @@ impl Responder {
 
     pub fn has_replies(&self) -> bool {
         !self.replies.is_empty() || self.nak.is_some() || self.ack_due
+    }
+
+    /// One more packet of the oldest reply was sent.
+    pub fn reply_sent(&mut self) {
+        match self.replies.front_mut() {
+            Some(front) if front.sent + 1 < front.packets => front.sent += 1,
+            _ => drop(self.replies.pop_front()),
+        }
     }
 
     pub fn abandon_message(&mut self) {

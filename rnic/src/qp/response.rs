@@ -59,7 +59,8 @@ impl Qp {
         while end.distance_from(self.req.unacked) > 0 {
             debug_assert!(self.req.has_begun(&self.sq), "what is not acknowledged belongs to a begun request");
             let wqe = self.sq.get(self.sq.head);
-            if wqe.is_fetch() {
+            // On many paths each packet of a response is acknowledged by itself.
+            if wqe.is_fetch() && !self.sprays() {
                 shared.count(self.device, |counters| counters.implied_nak_err += 1);
                 self.lose(shared);
                 return false;
@@ -209,7 +210,7 @@ impl Qp {
     }
 
     /// Payload of responses that were taken could not be written: the first READ or atomic that says so fails.
-    pub fn fail_responses(&mut self, shared: &mut Shared) {
+    pub fn fail_responses(&mut self, shared: &mut Shared, first_psn: Psn) {
         let mut failed = false;
         shared.completions.release_changed(|completion| {
             let is_fetch = completion.opcode.is_fetch();
@@ -227,6 +228,9 @@ impl Qp {
             _ if failed => {
                 self.resp.forget_replies();
                 self.enter_error(shared);
+            }
+            _ if self.sprays() && let Some((index, _)) = self.packet_at(first_psn) => {
+                self.fault_at(shared, index, Status::LocalProtectionError, vendor_err::LOCAL_MEMORY);
             }
             // It is the oldest, and not complete; an unsignaled one may be gone, and then the program is told by an event.
             _ if self.req.has_begun(&self.sq) && self.sq.get(self.sq.head).is_fetch() => {
@@ -252,7 +256,7 @@ impl Qp {
                 }
             }
             (Err(_), Batch::Datagrams) => self.fail_datagrams(shared),
-            (Err(_), Batch::Responses | Batch::Values) => self.fail_responses(shared),
+            (Err(_), Batch::Responses | Batch::Values) => self.fail_responses(shared, first_psn),
         }
     }
 }

@@ -1,10 +1,13 @@
 //! A reliable connection over many paths: agreement, and what both ends send beside data (`spray/WIRE.md`).
 //!
-//! A connection begins as any other. Once the peer has offered, the requester lets what is under way complete, and then sends WRITEs
-//! and SENDs as packets of the spray extension ([`send`]). A READ or atomic is sent in the plain way, with nothing else under way.
-//! The responder takes packets of the extension once it has offered ([`receive`]); what they do to it in the end is what plain
-//! packets do, in order.
+//! A connection begins as any other. Once the peer has offered, the requester lets what is under way complete, and then sends
+//! packets of the spray extension ([`send`]), and asks with such for what READs and atomics bring ([`fetch`]). To a peer that does not
+//! take those, a READ or atomic is sent in the plain way, with nothing else under way.
+//! The responder takes packets of the extension once it has offered ([`receive`], [`answer`]); what they do to it in the end is what
+//! plain packets do, in order.
 
+mod answer;
+mod fetch;
 mod receive;
 mod send;
 
@@ -17,7 +20,7 @@ use alloc::boxed::Box;
 use core::time::Duration;
 pub(crate) use receive::Received;
 use receive::Rx;
-use roce::wire::spray_ext::{Code, Ext, Nack, Offer, Packet, Reason, Stamp, VERSION, hello_msn, hello_psn, is_hello};
+use roce::wire::spray_ext::{Code, Ext, Nack, Offer, Packet, Reason, Stamp, VERSION, feature, hello_msn, hello_psn, is_hello};
 use roce::wire::{Aeth, Bth, Headers, ICRC_LEN, Kind, NakCode, Opcode, Syndrome};
 use roce::{Instant, Psn};
 use send::Tx;
@@ -52,8 +55,7 @@ impl Multipath {
 
 /// What this end takes.
 fn offer(window: u16) -> Offer {
-    // Data packets of READs and atomics are not among what is understood, nor trimmed ones.
-    Offer { lowest: VERSION, highest: VERSION, features: 0, window, ack_delay_us: 0 }
+    Offer { lowest: VERSION, highest: VERSION, features: feature::FETCH, window, ack_delay_us: 0 }
 }
 
 impl Qp {
@@ -99,19 +101,29 @@ impl Qp {
         buf: &mut [u8],
     ) -> Option<(u16, usize)> {
         if let Some((port, packet)) = self.next_answer(shared, now, home) {
-            let len = packet.emit(buf);
-            return Some((port, len + ICRC_LEN));
+            return Some((port, packet.emit(buf) + ICRC_LEN));
         }
         if self.wants_hello() {
             return Some((home, self.emit_hello(buf)));
         }
-        // Replies to READs take turns with data.
-        if self.resp.has_replies() && !core::mem::replace(&mut self.requests_first, false) {
-            return None;
+        // Replies take turns with requests.
+        let replies_first = self.resp.has_replies() && !self.requests_first;
+        for replies in [replies_first, !replies_first] {
+            let sent = match replies {
+                true => self.transmit_answer(shared, scratch, dma, buf),
+                false => self.transmit_sprayed(shared, scratch, now, home, dma, buf),
+            };
+            if sent.is_some() {
+                self.requests_first = replies;
+                return sent;
+            }
+            if replies && self.resp.has_replies() {
+                // It cannot be answered, and the peer is told; or it is the turn of plain ones.
+                let (port, packet) = self.next_answer(shared, now, home)?;
+                return Some((port, packet.emit(buf) + ICRC_LEN));
+            }
         }
-        let sent = self.transmit_sprayed(shared, scratch, now, home, dma, buf);
-        self.requests_first = sent.is_none();
-        sent
+        None
     }
 
     fn emit_hello(&mut self, buf: &mut [u8]) -> usize {
@@ -134,8 +146,9 @@ impl Qp {
             return Some((home, packet(self, Code::Offer, psn, Ext::Offer(offer(window)))));
         }
         if let Some(rx) = multipath.rx.as_mut().filter(|rx| rx.has_begun) {
-            // The plain responder's refusal leaves in the extension's words.
-            let plain = if rx.answers_plain { None } else { self.resp.nak.take() };
+            // The plain responder's refusal leaves in the extension's words, after the replies: it came after them.
+            let waits = rx.answers_plain || !self.resp.replies.is_empty();
+            let plain = if waits { None } else { self.resp.nak.take() };
             let refused = plain.and_then(|(psn, syndrome)| Some((psn, reason_of(syndrome)?))).or(rx.refused.take());
             let cumulative = rx.receiver.window().cumulative();
             let stamp = Stamp { msn: self.resp.msn, time: rx.last.time };

@@ -3,6 +3,8 @@
 //! order, and the last bytes of a message are never seen before what came earlier.
 
 use super::Qp;
+use super::answer::Asked;
+use super::fetch::Answer;
 use crate::dma::Dma;
 use crate::limits::HELD_PACKETS;
 use crate::qp::access::Refusal;
@@ -39,9 +41,11 @@ pub(super) struct Rx {
 
 /// A packet as the plain responder takes it.
 #[derive(Debug)]
-struct Held {
-    headers: Headers,
-    payload: Box<[u8]>,
+pub(super) struct Held {
+    pub headers: Headers,
+    pub payload: Box<[u8]>,
+    /// Of a request for data.
+    pub asked: Option<Asked>,
 }
 
 impl Rx {
@@ -82,11 +86,11 @@ impl Qp {
         }
     }
 
-    fn rx(&self) -> Option<&Rx> {
+    pub(super) fn rx(&self) -> Option<&Rx> {
         self.multipath.as_ref()?.rx.as_deref()
     }
 
-    fn rx_mut(&mut self) -> Option<&mut Rx> {
+    pub(super) fn rx_mut(&mut self) -> Option<&mut Rx> {
         self.multipath.as_mut()?.rx.as_deref_mut()
     }
 
@@ -101,7 +105,7 @@ impl Qp {
     ) {
         let Packet { bth, ext } = received.packet;
         let stamp_of = |ext: &Ext| match ext {
-            Ext::Data(data) if bth.opcode != Code::ReadRequest => Some(data.stamp),
+            Ext::Data(Data { stamp, .. }) | Ext::Atomic(stamp, _) => Some(*stamp),
             Ext::Stamp(stamp) if bth.opcode == Code::Probe => Some(*stamp),
             _ => None,
         };
@@ -115,10 +119,16 @@ impl Qp {
             (Ext::Offer(offer), _) => self.handle_offer(shared, bth.psn, offer),
             (Ext::Sack(sack), _) => self.handle_sack(shared, now, bth.psn, sack),
             (Ext::Nack(nack), _) => self.handle_refusal(shared, now, bth.psn, nack),
+            (Ext::Stamp(stamp), None) => self.take_answer(shared, scratch, now, received, (*stamp, Answer::Bytes)),
+            (&Ext::AtomicResponse(stamp, before), _) => {
+                self.take_answer(shared, scratch, now, received, (stamp, Answer::Value(before)));
+            }
             (_, Some(arrived)) if self.rx().is_some() => {
                 self.note_reception(shared);
                 self.begin_sprayed(arrived);
                 match ext {
+                    Ext::Atomic(..) => self.take_fetch(shared, scratch, dma, received, arrived),
+                    Ext::Data(_) if bth.opcode == Code::ReadRequest => self.take_fetch(shared, scratch, dma, received, arrived),
                     Ext::Data(data) => self.take_sprayed(shared, scratch, now, dma, received, data, arrived),
                     _ => self.rx_mut().into_iter().for_each(|rx| rx.receiver.on_probe(arrived)),
                 }
@@ -162,12 +172,12 @@ impl Qp {
             }
             Arrival::New if psn == expected => {
                 let headers = plain_headers(&received.packet.bth, data, received.payload.len());
-                match self.execute(shared, scratch, dma, &headers, received.payload.clone()) {
+                match self.execute(shared, scratch, dma, &headers, received.payload.clone(), None) {
                     Ok(_) => {
                         if let Some(rx) = self.rx_mut() {
                             rx.receiver.on_packet(now, psn, 1, arrived);
                         }
-                        self.pass(headers.bth.opcode.ends_message());
+                        self.pass(1, headers.bth.opcode.ends_message());
                     }
                     Err(refusal) => self.refuse_packet(shared, &headers.bth, refusal),
                 }
@@ -177,7 +187,9 @@ impl Qp {
                 let is_taken = if is_middle_of_write(received.packet.bth.opcode, data, received.payload.len()) {
                     self.place_early(shared, scratch, received, data)
                 } else {
-                    self.hold(received, data)
+                    let headers = plain_headers(&received.packet.bth, data, received.payload.len());
+                    let payload = received.bytes[received.payload.clone()].into();
+                    self.hold(psn, Held { headers, payload, asked: None })
                 };
                 if is_taken && let Some(rx) = self.rx_mut() {
                     rx.receiver.on_packet(now, psn, 1, arrived);
@@ -186,15 +198,17 @@ impl Qp {
         }
     }
 
-    /// The expected packet has had its effect.
-    fn pass(&mut self, ends_message: bool) {
-        self.resp.expected_psn = self.resp.expected_psn.plus(1);
+    /// The expected packet, which stands for so many PSNs, has had its effect.
+    pub(super) fn pass(&mut self, psns: u32, ends_message: bool) {
+        self.resp.expected_psn = self.resp.expected_psn.plus(psns);
         (self.resp.refusing, self.resp.nak) = (false, None);
         if ends_message {
             self.resp.count_message();
         }
         if let Some(rx) = self.rx_mut() {
-            rx.receiver.pass();
+            for _ in 0..psns {
+                rx.receiver.pass();
+            }
         }
     }
 
@@ -220,16 +234,13 @@ impl Qp {
     }
 
     /// Keeps a packet until its turn, if there is room.
-    fn hold(&mut self, received: &Received<'_>, data: &Data) -> bool {
-        let bth = &received.packet.bth;
-        let headers = plain_headers(bth, data, received.payload.len());
+    pub(super) fn hold(&mut self, psn: Psn, held: Held) -> bool {
         let Some(rx) = self.rx_mut() else { return false };
         if rx.held.len() >= HELD_PACKETS {
-            rx.refused = Some((bth.psn, Reason::NoBuffer));
+            rx.refused = Some((psn, Reason::NoBuffer));
             return false;
         }
-        let payload = received.bytes[received.payload.clone()].into();
-        rx.held.insert(bth.psn.get(), Held { headers, payload });
+        rx.held.insert(psn.get(), held);
         true
     }
 
@@ -245,7 +256,7 @@ impl Qp {
                     // It came as the middle of a WRITE that was never begun.
                     _ => return self.refuse_early(shared, psn),
                 }
-                self.pass(false);
+                self.pass(1, false);
                 continue;
             };
             // Its payload lies elsewhere, and goes after all that came before it.
@@ -253,11 +264,13 @@ impl Qp {
             if !self.can_receive() {
                 return;
             }
-            match self.execute(shared, scratch, dma, &held.headers, 0..held.payload.len()) {
-                Ok(_) => {
+            match self.execute_sprayed(shared, scratch, dma, &held) {
+                Ok(()) => {
                     self.write_batch(shared, scratch, dma, &held.payload);
                     if self.can_receive() {
-                        self.pass(held.headers.bth.opcode.ends_message());
+                        let ends_message = held.headers.bth.opcode.ends_message();
+                        let (psns, ends) = held.asked.map_or((1, ends_message), |asked| (asked.packets, asked.ends_message));
+                        self.pass(psns, ends);
                     }
                 }
                 Err(refusal) => {
@@ -272,7 +285,7 @@ impl Qp {
         }
     }
 
-    fn refuse_early(&mut self, shared: &mut Shared, psn: Psn) {
+    pub(super) fn refuse_early(&mut self, shared: &mut Shared, psn: Psn) {
         let bth = self.extension_bth(Opcode::RcWriteMiddle, psn, false);
         self.refuse_packet(shared, &bth, Refusal::INVALID);
     }

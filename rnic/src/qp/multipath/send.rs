@@ -2,7 +2,7 @@
 
 use super::{Qp, Wait, code_of};
 use crate::attr::QpState;
-use crate::dma::{Dma, Piece};
+use crate::dma::{AtomicOp, Dma, Piece};
 use crate::limits::MAX_PACKET;
 use crate::qp::SendWqe;
 use crate::qp::access::{BadBuffer, for_each_segment, nak_status};
@@ -12,8 +12,8 @@ use crate::work::{SendFlags, SendOp, Status};
 use alloc::boxed::Box;
 use alloc::vec;
 use emtt::Access;
-use roce::wire::spray_ext::{Code, Data, Ext, Nack, Packet, Reason, Sack, Stamp};
-use roce::wire::{Bth, ICRC_LEN, Reth};
+use roce::wire::spray_ext::{Code, Data, Ext, Nack, Packet, Reason, Sack, Stamp, feature};
+use roce::wire::{Bth, ICRC_LEN, NakCode, Reth};
 use roce::{Instant, Psn, Rkey};
 use spray::{Sender, SenderConfig, WindowLimits};
 
@@ -27,16 +27,29 @@ pub(super) struct Tx {
     active: bool,
     /// The peer is to be asked where it stands.
     asks: bool,
+    /// The peer has failed at this packet. What comes before it completes first, as far as it still can.
+    refusal: Option<(Psn, NakCode)>,
+}
+
+impl Tx {
+    fn slot(&self, index: u32) -> usize {
+        index as usize & (self.numbers.len() - 1)
+    }
+
+    /// Message and receive sequence number of a request that has begun.
+    pub fn numbers_of(&self, index: u32) -> (u32, u32) {
+        self.numbers[self.slot(index)]
+    }
 }
 
 /// A packet that may leave now.
-struct Plan {
-    index: u32,
-    packet: u32,
-    code: Code,
+pub(super) struct Plan {
+    pub index: u32,
+    pub packet: u32,
+    pub code: Code,
     headers: usize,
     payload: usize,
-    is_new: bool,
+    pub is_new: bool,
     is_last: bool,
 }
 
@@ -47,7 +60,7 @@ impl Plan {
 }
 
 impl Qp {
-    fn tx(&mut self) -> Option<&mut Tx> {
+    pub(super) fn tx(&mut self) -> Option<&mut Tx> {
         self.multipath.as_mut()?.tx.as_mut()
     }
 
@@ -64,7 +77,17 @@ impl Qp {
     /// Whether the request at the cursor, which is not begun, is to be sent on many paths: it waits until nothing is under way.
     pub fn awaits_many_paths(&self) -> bool {
         let cursor = &self.req.cursor;
-        self.has_agreed() && cursor.index != self.sq.tail && goes_on_many_paths(self.sq.get(cursor.index))
+        self.has_agreed() && cursor.index != self.sq.tail && self.goes_on_many_paths(self.sq.get(cursor.index))
+    }
+
+    /// Whether a request is sent as packets of the extension, once that is agreed.
+    fn goes_on_many_paths(&self, wqe: &SendWqe) -> bool {
+        let offer = self.multipath.as_ref().and_then(|multipath| multipath.negotiation.offer());
+        match wqe.op {
+            SendOp::Send { .. } | SendOp::Write { .. } => true,
+            SendOp::Read { .. } | SendOp::Atomic { .. } => offer.is_some_and(|offer| offer.features & feature::FETCH != 0),
+            _ => false,
+        }
     }
 
     /// Changes between many paths and the plain way, at a boundary between messages with nothing under way. Returns whether it is
@@ -94,7 +117,7 @@ impl Qp {
                 limits: WindowLimits::for_software(packet, window, config.delay),
                 loss: config.loss,
             });
-            multipath.tx = Some(Tx { sender, numbers: vec![(0, 0); slots].into_boxed_slice(), active: true, asks: false });
+            multipath.tx = Some(Tx { sender, numbers: vec![(0, 0); slots].into_boxed_slice(), active: true, asks: false, refusal: None });
             return true;
         }
         let Some(tx) = &mut multipath.tx else { return false };
@@ -113,8 +136,10 @@ impl Qp {
         let (index, packet) = match lost {
             Some(psn) => self.packet_at(psn)?,
             None => {
-                let is_at_fault = self.req.fault.is_some_and(|(at, ..)| at == cursor.index);
-                if cursor.index == self.sq.tail || is_at_fault || !goes_on_many_paths(self.sq.get(cursor.index)) {
+                let has_failed = self.req.fault.is_some_and(|(at, ..)| cursor.index.wrapping_sub(at) as i32 >= 0);
+                let is_refused = self.tx()?.refusal.is_some();
+                let may = cursor.index != self.sq.tail && self.goes_on_many_paths(self.sq.get(cursor.index));
+                if !may || has_failed || is_refused {
                     return None;
                 }
                 (cursor.index, cursor.packet)
@@ -129,33 +154,47 @@ impl Qp {
             SendOp::Send { invalidate: Some(_), .. } if is_last => Code::SendWithInvalidate,
             SendOp::Send { .. } => Code::Send,
             SendOp::Write { imm: Some(_), .. } if is_last => Code::WriteWithImm,
+            SendOp::Read { .. } => Code::ReadRequest,
+            SendOp::Atomic { op: AtomicOp::CompareSwap { .. }, .. } => Code::CompareSwap,
+            SendOp::Atomic { op: AtomicOp::FetchAdd { .. }, .. } => Code::FetchAdd,
             _ => Code::Write,
         };
-        let payload = (wqe.length - offset).min(mtu) as usize;
+        let is_fetch = wqe.is_fetch();
+        let payload = if is_fetch { 0 } else { (wqe.length - offset).min(mtu) as usize };
         let plan = Plan { index, packet, code, headers: code.headers_len(), payload, is_new: lost.is_none(), is_last };
         let len = plan.len() as u16;
-        if plan.is_new && !self.tx()?.sender.may_send(len) {
+        let (packets, bytes) = if is_fetch { self.part_of(index, packet) } else { (1, len) };
+        if plan.is_new && !self.tx()?.sender.may_fetch(packets, bytes) {
             return None;
         }
         if plan.is_new && index == cursor.begun {
+            let depth = self.attr.max_rd_atomic;
+            // Without any depth the request fails as it begins.
+            if is_fetch && depth > 0 && self.req.fetches.len() >= depth {
+                return None;
+            }
             let numbers = self.req.messages;
             if !self.begin(shared) {
                 return None;
             }
+            if is_fetch {
+                self.req.fetches.push(self.req.cursor.new_psn);
+            }
             let tx = self.tx()?;
-            let slot = index as usize & (tx.numbers.len() - 1);
+            let slot = tx.slot(index);
             tx.numbers[slot] = numbers;
         }
         Some(plan)
     }
 
-    /// The request and packet that has this PSN.
-    fn packet_at(&self, psn: Psn) -> Option<(u32, u32)> {
+    /// The request and packet that has this PSN, if it has begun and is not complete.
+    pub fn packet_at(&self, psn: Psn) -> Option<(u32, u32)> {
         let mut index = self.sq.head;
         while index != self.req.cursor.begun {
             let wqe = self.sq.get(index);
             let packet = psn.distance_from(wqe.first_psn);
-            if packet >= 0 && (packet as u32) < wqe.packets && goes_on_many_paths(wqe) {
+            // What is done rather than sent has no packets.
+            if packet >= 0 && (packet as u32) < wqe.packets {
                 return Some((index, packet as u32));
             }
             index = index.wrapping_add(1);
@@ -181,6 +220,9 @@ impl Qp {
             return None;
         }
         let plan = self.plan_sprayed(shared)?;
+        if self.sq.get(plan.index).is_fetch() {
+            return self.transmit_fetch(shared, now, &plan, buf);
+        }
         let offset = plan.packet * self.mtu();
         let end = plan.headers + plan.payload;
         let mut at = plan.headers;
@@ -204,7 +246,7 @@ impl Qp {
         let len = plan.len();
         let tx = self.tx()?;
         let sent = if plan.is_new { tx.sender.send(now, len as u16) } else { tx.sender.resend(now)? };
-        let (msn, rsn) = tx.numbers[plan.index as usize & (tx.numbers.len() - 1)];
+        let (msn, rsn) = tx.numbers_of(plan.index);
         // The peer answers at once when nothing more can come before its answer.
         let ack_req = plan.is_last || !plan.is_new || !tx.sender.may_send(len as u16);
         let mut packet = self.data_packet(&plan, sent.psn, ack_req);
@@ -218,7 +260,7 @@ impl Qp {
             counters.completer_retry_err += u64::from(!plan.is_new);
         });
         if plan.is_new {
-            self.advance_sprayed(&plan);
+            self.advance_sprayed(&plan, 1);
         }
         self.rearm(shared, now);
         Some((sent.port, len))
@@ -229,7 +271,7 @@ impl Qp {
         let (remote, word, carries_event) = match wqe.op {
             SendOp::Write { remote_addr, rkey, imm } => ((remote_addr, rkey), imm, imm.is_some()),
             SendOp::Send { imm, invalidate } => ((0, Rkey(0)), imm.or(invalidate.map(|key| key.0.to_be_bytes())), true),
-            _ => unreachable!("READs, atomics and datagrams do not go on many paths"),
+            _ => unreachable!("READs and atomics are asked for elsewhere, datagrams not on many paths"),
         };
         let mut bth = self.extension_bth(plan.code, psn, ack_req);
         bth.pad = Bth::pad_for(plan.payload);
@@ -239,11 +281,13 @@ impl Qp {
         Packet { bth, ext: Ext::Data(Data { stamp: Stamp::default(), reth, offset: 0, rsn: 0, word }) }
     }
 
-    fn advance_sprayed(&mut self, plan: &Plan) {
+    /// The planned packet was sent, or so many from it on were asked for.
+    pub(super) fn advance_sprayed(&mut self, plan: &Plan, packets: u32) {
+        let end = self.sq.get(plan.index).packets;
         let cursor = &mut self.req.cursor;
-        cursor.psn = cursor.psn.plus(1);
-        cursor.packet += 1;
-        if plan.is_last {
+        cursor.psn = cursor.psn.plus(packets);
+        cursor.packet += packets;
+        if cursor.packet == end {
             cursor.index = cursor.index.wrapping_add(1);
             cursor.packet = 0;
         }
@@ -270,18 +314,19 @@ impl Qp {
         if let Some(tx) = self.tx() {
             tx.sender.on_sack(now, cumulative, sack);
         }
-        self.complete_sprayed(shared, now, cumulative);
+        self.complete_sprayed(shared, now);
     }
 
-    /// Everything up to `cumulative` has had its effect.
-    fn complete_sprayed(&mut self, shared: &mut Shared, now: Instant, cumulative: Psn) {
-        let end = cumulative.plus(1);
-        let is_under_way = end.distance_from(self.req.unacked) > 0 && self.req.sent_end.distance_from(end) >= 0;
-        if is_under_way {
+    /// Completes what the sender knows to be complete.
+    pub(super) fn complete_sprayed(&mut self, shared: &mut Shared, now: Instant) {
+        let Some(end) = self.tx().map(|tx| tx.sender.complete()) else { return };
+        if end.distance_from(self.req.unacked) > 0 {
             self.acknowledge_all(shared, end);
+            self.req.fetches.answered(self.req.unacked);
             self.check_fault(shared);
             self.check_drained(shared);
         }
+        self.check_refusal(shared);
         if self.state == QpState::Err {
             return;
         }
@@ -297,17 +342,14 @@ impl Qp {
         }
         if let Some(tx) = self.tx() {
             tx.sender.on_nack(now, psn, nack);
+            if let Some(code) = code_of(nack.reason) {
+                tx.refusal.get_or_insert((psn, code));
+            }
         }
-        self.complete_sprayed(shared, now, nack.cumulative);
-        if self.state == QpState::Err {
-            return;
-        }
-        if let Some(code) = code_of(nack.reason) {
-            shared.count(self.device, |counters| counters.rcvd_nak_err += 1);
-            self.acknowledge_all(shared, psn);
-            let (status, cause) = nak_status(code);
-            self.fail_send(shared, status, cause);
-        } else if let Reason::NotReady(timer) = nack.reason
+        shared.count(self.device, |counters| counters.rcvd_nak_err += u64::from(nack.reason.is_fatal()));
+        self.complete_sprayed(shared, now);
+        if let Reason::NotReady(timer) = nack.reason
+            && self.state != QpState::Err
             && self.wait != Wait::Rnr
         {
             // It may have been acknowledged selectively, and then only the peer's effects are to come: asking brings them about.
@@ -315,6 +357,15 @@ impl Qp {
                 tx.asks = true;
             }
             self.wait_for_receive(shared, now, timer);
+        }
+    }
+
+    /// The request that the peer has refused fails, once all before it have completed.
+    fn check_refusal(&mut self, shared: &mut Shared) {
+        let Some((psn, code)) = self.tx().and_then(|tx| tx.refusal) else { return };
+        if self.state != QpState::Err && self.packet_at(psn).is_some_and(|(index, _)| index == self.sq.head) {
+            let (status, cause) = nak_status(code);
+            self.fail_send(shared, status, cause);
         }
     }
 
@@ -337,9 +388,4 @@ impl Qp {
         self.rearm(shared, now);
         self.schedule(shared);
     }
-}
-
-/// Whether a request is sent as packets of the extension.
-fn goes_on_many_paths(wqe: &SendWqe) -> bool {
-    matches!(wqe.op, SendOp::Send { .. } | SendOp::Write { .. })
 }
