@@ -307,7 +307,16 @@ impl Scenario {
         };
         let rto = Duration::from_micros(keys.rto_us.into());
         let loss = LossLimits { rto_floor: rto, rto_start: rto, ..LossLimits::default() };
-        Ok(Some(MultipathConfig { policy, paths: keys.paths, window: keys.window, law, delay: END_DELAY, loss, agreed: true }))
+        Ok(Some(MultipathConfig {
+            policy,
+            paths: keys.paths,
+            window: keys.window,
+            law,
+            delay: END_DELAY,
+            loss,
+            agreed: true,
+            trimmed: self.queue.trim,
+        }))
     }
 
     /// Checks the values.

@@ -249,11 +249,11 @@ impl Sim {
         let ipv6 = self.network.ipv6;
         let len = packet.write_to(&mut self.buf);
         let (src, dst) = (address(packet.src, ipv6), address(packet.dst, ipv6));
-        let (src_port, congested) = (packet.src_port, packet.marked);
+        let (src_port, congested, trimmed) = (packet.src_port, packet.marked, packet.trimmed);
         self.network.pool.give_back(id);
         // A host without a core has sent nothing, so that nobody answers it.
         let Some(host) = &mut self.hosts[number as usize] else { return };
-        let meta = RxMeta { device: host.device, src, dst, src_port, segment_len: len, congested };
+        let meta = RxMeta { device: host.device, src, dst, src_port, segment_len: len, congested, trimmed };
         host.rnic.handle_burst(self.calendar.now().instant(), &meta, &self.buf[..len], &mut self.memory);
         self.touched.push(number);
     }

@@ -118,6 +118,7 @@ impl Pair {
                         src_port: burst.src_port,
                         segment_len: burst.segment_len,
                         congested: false,
+                        trimmed: false,
                     };
                     self.nics[to.nic].handle_burst(Instant::ZERO, &meta, &self.buf[..burst.len], &mut self.memory);
                 }

@@ -6,6 +6,8 @@ pub const MAX_SGE: u32 = 16;
 pub const MAX_QP_WR: u32 = 16384;
 /// Receives outstanding per shared receive queue.
 pub const MAX_SRQ_WR: u32 = MAX_QP_WR;
+/// Refusals that wait to be told to a peer that sprays.
+pub const REFUSALS: usize = 64;
 /// READs and atomics outstanding per queue pair, as requester and as responder.
 pub const MAX_RD_ATOMIC: u8 = 16;
 /// Longest message in bytes (IBA 9.7.8).

@@ -45,6 +45,9 @@ pub struct MultipathConfig {
     pub loss: spray::LossLimits,
     /// Every peer is known to do the same, with the same window: connections use many paths from their first packet, without asking.
     pub agreed: bool,
+    /// The network cuts packets that do not fit a queue behind their headers, and [`crate::RxMeta::trimmed`] is told of those: the
+    /// sender hears of each at once.
+    pub trimmed: bool,
 }
 
 impl Default for Config {

@@ -12,7 +12,7 @@ use crate::work::DeviceId;
 use alloc::boxed::Box;
 use core::net::IpAddr;
 use roce::wire::icrc::{Flow, Prefix};
-use roce::wire::spray_ext::{Code, Packet, is_extension};
+use roce::wire::spray_ext::{Code, Packet, is_extension, parse_trimmed};
 use roce::wire::{Bth, Headers, Kind, Service};
 use roce::{Instant, Qpn};
 
@@ -31,6 +31,8 @@ pub struct RxMeta {
     pub segment_len: usize,
     /// The network marked them as having met congestion (CE in the field of the IP header, RFC 3168).
     pub congested: bool,
+    /// The network has cut their payload off, and says so by a mark that it uses for nothing else. There is no ICRC then.
+    pub trimmed: bool,
 }
 
 impl Rnic {
@@ -45,8 +47,9 @@ impl Rnic {
         }
         let flow = Flow { src: meta.src.to_canonical(), dst: meta.dst.to_canonical(), src_port: meta.src_port };
         let segment_len = if meta.segment_len == 0 { bytes.len() } else { meta.segment_len };
-        let (device, congested) = (meta.device, meta.congested);
-        let mut receiver = Receiver { now, device, flow, segment_len, congested, prefix: None, batch_qpn: Qpn::default() };
+        let (device, congested, trimmed) = (meta.device, meta.congested, meta.trimmed);
+        let batch_qpn = Qpn::default();
+        let mut receiver = Receiver { now, device, flow, segment_len, congested, trimmed, prefix: None, batch_qpn };
         let mut at = 0;
         while at < bytes.len() {
             let end = bytes.len().min(at + segment_len);
@@ -83,6 +86,7 @@ struct Receiver {
     flow: Flow,
     segment_len: usize,
     congested: bool,
+    trimmed: bool,
     /// ICRC of the headers below the BTH, for packets of this length.
     prefix: Option<(usize, Prefix)>,
     /// Whose packets the open batch holds.
@@ -99,6 +103,9 @@ impl Receiver {
         (bytes, start, end): (&[u8], usize, usize),
     ) {
         let packet = &bytes[start..end];
+        if self.trimmed {
+            return self.remains(qps, shared, packet);
+        }
         if is_extension(packet) {
             return self.extension(qps, shared, scratch, dma, (bytes, start, end));
         }
@@ -177,6 +184,24 @@ impl Receiver {
         }
     }
 
+    /// What a switch has left of a packet: good for telling its sender, if it is of the extension, and for nothing else.
+    fn remains(&mut self, qps: &mut IdTable<Box<Qp>>, shared: &mut Shared, packet: &[u8]) {
+        let takes = shared.config.multipath.is_some_and(|config| config.trimmed);
+        let Some((bth, stamp)) = parse_trimmed(packet).filter(|_| takes) else {
+            shared.drops.malformed += 1;
+            return;
+        };
+        match self.destination(qps, shared, &bth, |qp| qp.multipath.is_some()) {
+            Ok(Some(qpn)) => {
+                if let Some(qp) = qps.get_mut(qpn.get()) {
+                    qp.handle_trimmed(shared, self.now, &bth, stamp, self.flow.src_port);
+                }
+            }
+            Ok(None) => shared.drops.unknown_qp += 1,
+            Err(reason) => reason.note(qps, shared, bth.dest_qpn),
+        }
+    }
+
     /// The queue pair that a packet is for, if it `takes` such packets and this one may come to it; `None`: there is none of that
     /// number.
     fn admit<O>(
@@ -190,6 +215,17 @@ impl Receiver {
         if !self.icrc_is_good(start, packet) {
             return Err(ICRC);
         }
+        self.destination(qps, shared, bth, takes)
+    }
+
+    /// [`Self::admit`], whatever the ICRC says.
+    fn destination<O>(
+        &self,
+        qps: &IdTable<Box<Qp>>,
+        shared: &Shared,
+        bth: &Bth<O>,
+        takes: impl FnOnce(&Qp) -> bool,
+    ) -> Result<Option<Qpn>, Reason> {
         // The membership bit of a partition key does not take part in the comparison; there is only the default partition.
         if bth.pkey & 0x7FFF != 0x7FFF {
             return Err(BAD_PKEY);

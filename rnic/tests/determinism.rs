@@ -12,7 +12,7 @@ use std::hash::Hasher;
 fn history(seed: u64, route: Route) -> (u64, usize) {
     let (mut world, a, b) = World::pair(Setup { seed, ..Setup::new(route) });
     world.link.record = Some(Vec::new());
-    world.faults(Faults { loss: 0.02, duplication: 0.02, reordering: 0.02, corruption: 0.01 });
+    world.faults(Faults { loss: 0.02, duplication: 0.02, reordering: 0.02, corruption: 0.01, ..Faults::default() });
     let mut text = String::new();
     for n in 0..60 {
         let from = if n % 2 == 0 { (&a, &b) } else { (&b, &a) };

@@ -25,6 +25,7 @@ const CONFIG: MultipathConfig = MultipathConfig {
         rto_ceiling: Duration::from_millis(100),
     },
     agreed: false,
+    trimmed: false,
 };
 
 fn setup(multipath: [bool; 2]) -> Setup {
@@ -177,7 +178,7 @@ fn everything_works_over_loss_reordering_and_duplication() {
         // The numbers wrap inside.
         let setup = Setup { multipath: [Some(config); 2], seed, psn: 0xFF_FF00, timeout: 10, ..Setup::new(Route::Wire) };
         let (mut world, a, b) = agreed(setup);
-        world.faults(Faults { loss: 0.02, reordering: 0.5, duplication: 0.02, corruption: 0.005 });
+        world.faults(Faults { loss: 0.02, reordering: 0.5, duplication: 0.02, corruption: 0.005, ..Faults::default() });
         for (from, to) in [(&a, &b), (&b, &a)] {
             for n in 0..8 {
                 world.recv(from, 100 + n, &[from.at(0x30_0000 + n * 0x8000, 0x8000)]);

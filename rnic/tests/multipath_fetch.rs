@@ -27,6 +27,7 @@ const CONFIG: MultipathConfig = MultipathConfig {
         rto_ceiling: Duration::from_millis(100),
     },
     agreed: true,
+    trimmed: false,
 };
 
 /// Both ends know that they spray.
@@ -125,7 +126,7 @@ fn mixed_streams_over_a_bad_network() {
     for (seed, policy) in (0..).zip(Policy::ALL) {
         let config = MultipathConfig { policy, ..CONFIG };
         let (mut world, a, b) = World::pair(Setup { seed, multipath: [Some(config); 2], ..setup() });
-        world.faults(Faults { loss: 0.03, reordering: 0.5, duplication: 0.03, corruption: 0.01 });
+        world.faults(Faults { loss: 0.03, reordering: 0.5, duplication: 0.03, corruption: 0.01, ..Faults::default() });
         for _ in 0..3 {
             mixed(&mut world, &a, &b, 8);
         }
@@ -301,5 +302,70 @@ fn answers_that_never_come_end_the_connection() {
         assert_eq!(statuses(&world.sent(&a)), [Status::RetryExceededError, Status::FlushError], "{kind:?}");
         let added = u64::from(kind == Code::AtomicResponse);
         assert_eq!(world.word(&b, 0x30_0000), before.wrapping_add(added), "once, however often it was asked for");
+    }
+}
+
+/// A switch cuts packets to their headers: each is sent again at once, on another path, and no time-out passes.
+#[test]
+fn what_a_switch_has_trimmed_is_sent_again_at_once() {
+    for kind in [Code::Write, Code::ReadResponse] {
+        let config = MultipathConfig { trimmed: true, ..CONFIG };
+        let (mut world, a, b) = World::pair(Setup { multipath: [Some(config); 2], ..setup() });
+        world.link.record = Some(vec![]);
+        world.faults(Faults { trimming: 0.2, ..Faults::default() });
+        mixed(&mut world, &a, &b, 4);
+        let (op, source, sink) = match kind {
+            Code::Write => (write(&b, 0x20_0000), (&a, 0), (&b, 0x20_0000)),
+            _ => (read(&b, 0), (&b, 0), (&a, 0x10_0000)),
+        };
+        let ours = if kind == Code::Write { 0 } else { 0x10_0000 };
+        let expected = world.bytes(source.0, source.1, 1 << 20);
+        world.link.record = Some(vec![]);
+        let start = world.now;
+        world.send(&a, 1000, op, &[a.at(ours, 1 << 20)]);
+        world.run();
+        assert_eq!(statuses(&world.sent(&a)), [Status::Success]);
+        assert_bytes(&world.bytes(sink.0, sink.1, 1 << 20), &expected);
+        let counters = world.counters(&a);
+        assert_eq!(counters.ack_timeout, 0, "{counters:?}");
+        assert!(counters.completer_retry_err > 30, "{counters:?}");
+        // Of those sent more than once, each on another path than before.
+        let record = world.link.record.take().unwrap();
+        let sent = |psn| record.iter().filter(move |packet| packet.bytes[0] == kind as u8 && packet.bytes[9..12] == psn);
+        let psns: BTreeSet<[u8; 3]> = record
+            .iter()
+            .filter(|packet| packet.bytes[0] == kind as u8)
+            .map(|packet| packet.bytes[9..12].try_into().unwrap())
+            .collect();
+        for psn in psns {
+            let ports: Vec<u16> = sent(psn).map(|packet| packet.src_port).collect();
+            assert!(ports.windows(2).all(|pair| pair[0] != pair[1]), "PSN {psn:?} on {ports:?}");
+        }
+        println!("{kind:?}: 1 MiB in {:?}", world.completed_at - start);
+    }
+}
+
+/// What is left of a packet, made up by anybody: at worst a packet is sent twice.
+#[test]
+fn made_up_remains_do_no_harm() {
+    let config = MultipathConfig { trimmed: true, ..CONFIG };
+    let (mut world, a, b) = World::pair(Setup { multipath: [Some(config); 2], ..setup() });
+    mixed(&mut world, &a, &b, 2);
+    let mut rng = world.link.rng.clone();
+    for round in 0..200 {
+        let (from, to) = if round % 2 == 0 { (&a, &b) } else { (&b, &a) };
+        let mut bytes: Vec<u8> = (0..rng.below(40)).map(|_| rng.next() as u8).collect();
+        if bytes.len() >= 12 && round % 3 > 0 {
+            bytes[0] = [0xE1, 0xE3, 0xE7][rng.below(3) as usize];
+            bytes[1..8].copy_from_slice(&[0x40, 0xFF, 0xFF, 0, 0, 0, 0]);
+            bytes[5..8].copy_from_slice(&to.qpn.get().to_be_bytes()[1..]);
+            bytes[8..12].copy_from_slice(&(1000 + rng.below(200) as u32).to_be_bytes());
+        }
+        let meta = RxMeta { trimmed: true, ..harness::link::meta(to.device, from.ip, to.ip, 0xC123, bytes.len()) };
+        world.nics[to.nic].handle_burst(world.now, &meta, &bytes, &mut world.memory);
+        world.send(&a, 1, write(&b, 0x20_0000), &[a.at(0, 5_000)]);
+        world.send(&a, 2, read(&b, 0), &[a.at(0x10_0000, 5_000)]);
+        world.run();
+        assert_eq!(statuses(&world.sent(&a)), [Status::Success; 2], "round {round}");
     }
 }

@@ -122,7 +122,7 @@ fn messages_arrive_whole_or_not_at_all() {
         let mut world = World::new(Setup { qp_type: QpType::Uc, seed, ..Setup::new(Route::Wire) });
         let (a, b) = (world.end(), world.end());
         world.connect(&a, &b);
-        world.faults(Faults { loss: 0.02, duplication: 0.01, reordering: 0.02, corruption: 0.01 });
+        world.faults(Faults { loss: 0.02, duplication: 0.01, reordering: 0.02, corruption: 0.01, ..Faults::default() });
         let mut sent = Vec::new();
         for n in 0..40_u64 {
             let len = 1 + (n * 997) % 6000;

@@ -216,7 +216,8 @@ impl Sender {
     /// How many of these packets the congestion window has room for, at least one, and their bytes.
     fn fitting(&self, bytes: impl Iterator<Item = u16>) -> (u32, u32) {
         bytes.fold((0, 0), |(count, total), bytes| {
-            let is_next = count == 0 || self.board.in_flight() + u64::from(total + u32::from(bytes)) <= self.congestion.window();
+            let is_next =
+                count == 0 || self.board.in_flight() + u64::from(total + u32::from(bytes)) <= self.congestion.window();
             if is_next { (count + 1, total + u32::from(bytes)) } else { (count, total) }
         })
     }
@@ -240,7 +241,7 @@ impl Sender {
         while count < most
             && let Some(next) = self.board.next_lost()
             && next.psn == lost.psn.plus(count)
-            && (count == 0 || self.has_window(next.bytes))
+            && (count == 0 || self.has_window(next.bytes) && (next.path != path || self.paths.len() == 1))
         {
             self.board.resend(now, path);
             count += 1;

@@ -145,7 +145,7 @@ fn one_path_that_dies() {
     links(["1", "1"], 1);
 }
 
-/// Unmodified programs, each operation on many paths: most of what either daemon sends is of the extension, and all links carry it.
+/// Unmodified programs, each operation on many paths: most of what the one sends that has the data is of the extension, and all links carry it.
 #[test]
 fn programs_on_many_paths() {
     let _turn = one_at_a_time();
@@ -161,8 +161,7 @@ fn programs_on_many_paths() {
     }
     for (program, options) in rows {
         let pair = NetnsPair::with_links(9000, LINKS);
-        let options_of =
-            || DaemonOptions { words: vec!["--paths".into(), "16".into()], ..DaemonOptions::default() };
+        let options_of = || DaemonOptions { words: vec!["--paths".into(), "16".into()], ..DaemonOptions::default() };
         let [mut server, mut client] = pair.daemons_with([options_of(), options_of()]);
         let side = Side { daemon: &mut server, device: "a" };
         let row = Row { program, options, report: Report::ONE_SIZE };
@@ -173,7 +172,6 @@ fn programs_on_many_paths() {
             println!("{program} {device}: {counters}");
             let is_heavy = end == usize::from(program != "ib_read_bw");
             assert!(!is_heavy || sprayed * 2 > sent, "{program} {options}, {device}: {sprayed} of {sent} packets");
-            assert!(sprayed > 0, "{program} {options}, {device}");
             let idle = (0..LINKS).filter(|&link| pair.sent_over(end, link) <= IN_USE).count();
             assert!(!is_heavy || idle == 0, "{program} {options}: {idle} links without data");
         }

@@ -64,6 +64,8 @@ impl DaemonConfig {
             delay: Duration::from_millis(1),
             loss: LossLimits { rto_floor: Duration::from_millis(2), ..LossLimits::default() },
             agreed: false,
+            // The kernel keeps packets whose checksum is that of what was cut off to itself.
+            trimmed: false,
         });
         Config { seed, local_path: self.local_path, multipath, ..Config::default() }
     }

@@ -193,6 +193,7 @@ impl Lab {
             delay: END_DELAY,
             loss: NO_LOSS,
             agreed: true,
+            trimmed: false,
         };
         let config = |n| Config {
             seed: n as u64,
@@ -440,6 +441,7 @@ impl Lab {
             src_port: packet.src_port,
             segment_len: packet.bytes.len(),
             congested: packet.congested,
+            trimmed: false,
         };
         self.hosts[host].rnic.handle_burst(self.now.instant(), &meta, &packet.bytes, &mut NoMemory);
         self.send(host);

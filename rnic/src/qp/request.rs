@@ -104,7 +104,9 @@ impl Qp {
         match headers.bth.opcode.kind() {
             Kind::Send | Kind::Write => self.take_packet(shared, scratch, headers, payload).map(|()| 1),
             Kind::ReadRequest if self.resp.message.is_none() => self.accept_read(shared, headers, echo),
-            Kind::CompareSwap | Kind::FetchAdd if self.resp.message.is_none() => self.execute_atomic(shared, dma, headers, echo),
+            Kind::CompareSwap | Kind::FetchAdd if self.resp.message.is_none() => {
+                self.execute_atomic(shared, dma, headers, echo)
+            }
             _ => Err(Refusal::INVALID),
         }
     }
@@ -264,7 +266,15 @@ impl Qp {
         // The peer went back to this PSN and will ask for everything after it again, so what waits beyond it is stale.
         self.resp.replies.retain(|reply| reply.psn.is_before(psn));
         if self.resp.replies.len() < usize::from(self.resp.depth) * 2 {
-            self.resp.replies.push_back(Reply { psn, packets, sent: 0, msn: self.resp.msn, is_duplicate: true, kind, echo: None });
+            self.resp.replies.push_back(Reply {
+                psn,
+                packets,
+                sent: 0,
+                msn: self.resp.msn,
+                is_duplicate: true,
+                kind,
+                echo: None,
+            });
             self.schedule(shared);
         }
     }

@@ -229,7 +229,9 @@ impl Qp {
                 self.resp.forget_replies();
                 self.enter_error(shared);
             }
-            _ if self.sprays() && let Some((index, _)) = self.packet_at(first_psn) => {
+            _ if self.sprays()
+                && let Some((index, _)) = self.packet_at(first_psn) =>
+            {
                 self.fault_at(shared, index, Status::LocalProtectionError, vendor_err::LOCAL_MEMORY);
             }
             // It is the oldest, and not complete; an unsignaled one may be gone, and then the program is told by an event.

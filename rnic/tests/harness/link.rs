@@ -41,6 +41,8 @@ pub struct Faults {
     pub duplication: f64,
     pub reordering: f64,
     pub corruption: f64,
+    /// Packets of the spray extension with payload that lose it on the way, as in a switch that trims.
+    pub trimming: f64,
 }
 
 /// A packet under way.
@@ -50,6 +52,7 @@ pub struct Packet {
     pub dst: IpAddr,
     pub src_port: u16,
     pub bytes: Vec<u8>,
+    pub trimmed: bool,
 }
 
 impl Packet {
@@ -57,6 +60,9 @@ impl Packet {
         Headers::parse(&self.bytes).expect("a well-formed packet").0
     }
 }
+
+/// Source, destination, source port, bytes per packet, all bytes, and whether the payload was cut off.
+pub type Burst = (IpAddr, IpAddr, u16, usize, Vec<u8>, bool);
 
 /// Decides about one packet: `true` lets it pass (to the random faults).
 pub type Filter = Box<dyn FnMut(&Packet) -> bool>;
@@ -100,6 +106,12 @@ impl Link {
             self.dropped += 1;
             return;
         }
+        // Nothing is drawn where nothing can happen, so that other tests keep their numbers.
+        let has_payload = matches!(packet.bytes[0], 0xE1..=0xE5 | 0xE7);
+        if self.faults.trimming > 0.0 && has_payload && self.rng.chance(self.faults.trimming) {
+            packet.bytes.truncate(20);
+            packet.trimmed = true;
+        }
         if self.rng.chance(self.faults.duplication) {
             let extra = self.jitter();
             self.queue_at(now + self.delay + extra, packet.clone());
@@ -126,20 +138,24 @@ impl Link {
     }
 
     /// Takes what has arrived by `now`, merged into bursts.
-    pub fn arrivals(&mut self, now: Instant) -> Vec<(IpAddr, IpAddr, u16, usize, Vec<u8>)> {
-        let mut bursts: Vec<(IpAddr, IpAddr, u16, usize, Vec<u8>)> = Vec::new();
+    pub fn arrivals(&mut self, now: Instant) -> Vec<Burst> {
+        let mut bursts: Vec<Burst> = Vec::new();
         while self.next_arrival().is_some_and(|at| at <= now) {
             let Some(Reverse((_, _, packet))) = self.queue.pop() else { break };
             match bursts.last_mut() {
-                Some((src, dst, port, segment, bytes))
+                Some((src, dst, port, segment, bytes, trimmed))
                     if (*src, *dst, *port) == (packet.src, packet.dst, packet.src_port)
+                        && *trimmed == packet.trimmed
                         && bytes.len().is_multiple_of(*segment)
                         && packet.bytes.len() <= *segment
                         && bytes.len() + packet.bytes.len() <= 60 << 10 =>
                 {
                     bytes.extend_from_slice(&packet.bytes);
                 }
-                _ => bursts.push((packet.src, packet.dst, packet.src_port, packet.bytes.len(), packet.bytes)),
+                _ => {
+                    let len = packet.bytes.len();
+                    bursts.push((packet.src, packet.dst, packet.src_port, len, packet.bytes, packet.trimmed));
+                }
             }
         }
         bursts
@@ -148,5 +164,5 @@ impl Link {
 
 /// Makes the meta data of a received burst.
 pub fn meta(device: rnic::DeviceId, src: IpAddr, dst: IpAddr, src_port: u16, segment_len: usize) -> RxMeta {
-    RxMeta { device, src, dst, src_port, segment_len, congested: false }
+    RxMeta { device, src, dst, src_port, segment_len, congested: false, trimmed: false }
 }

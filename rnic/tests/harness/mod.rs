@@ -352,15 +352,16 @@ impl World {
     fn put_on_link(&mut self, burst: &Transmit) {
         assert!(burst.len > 0 && burst.segment_len > 0 && burst.src_port >= 0xC000);
         for bytes in self.buf[..burst.len].chunks(burst.segment_len) {
-            let packet = Packet { src: burst.src, dst: burst.dst, src_port: burst.src_port, bytes: bytes.to_vec() };
+            let packet =
+                Packet { src: burst.src, dst: burst.dst, src_port: burst.src_port, bytes: bytes.to_vec(), trimmed: false };
             self.link.send(self.now, packet);
         }
     }
 
     fn deliver(&mut self) {
-        for (src, dst, src_port, segment_len, bytes) in self.link.arrivals(self.now) {
+        for (src, dst, src_port, segment_len, bytes, trimmed) in self.link.arrivals(self.now) {
             let Some(end) = self.ends.iter().find(|end| end.ip == dst) else { continue };
-            let meta = link::meta(end.device, src, dst, src_port, segment_len);
+            let meta = RxMeta { trimmed, ..link::meta(end.device, src, dst, src_port, segment_len) };
             self.nics[end.nic].handle_burst(self.now, &meta, &bytes, &mut self.memory);
         }
     }

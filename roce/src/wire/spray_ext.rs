@@ -161,9 +161,9 @@ pub struct Data {
     pub stamp: Stamp,
     /// The whole message, as in the RETH of its first packet; address and key are zero for a SEND.
     pub reth: Reth,
-    /// First byte of this packet within the message.
+    /// First byte of this packet within the message, or first byte that a READ request asks for.
     pub offset: u32,
-    /// Receive sequence number, 24 bits: messages that consume a receive, before this one.
+    /// Receive sequence number, 24 bits: messages that consume a receive, before this one. Of a READ request: packets that it asks for.
     pub rsn: u32,
     /// Immediate data or the key to invalidate, where the opcode has it.
     pub word: Option<[u8; 4]>,

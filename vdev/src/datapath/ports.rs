@@ -204,6 +204,7 @@ impl Datapath {
             src_port: arrival.src_port,
             segment_len: arrival.segment_len,
             congested: arrival.congested,
+            trimmed: false,
         };
         self.rnic.handle_burst(self.now, &meta, bytes, &mut self.memories);
     }

@@ -9,9 +9,9 @@ use crate::qp::responder::{Echo, Fetch, Reply};
 use crate::shared::{Scratch, Shared};
 use crate::vendor_err;
 use emtt::{Access, Segment};
+use roce::Psn;
 use roce::wire::spray_ext::{Code, Data, Ext, Packet, Reason, Stamp};
 use roce::wire::{Bth, Headers, ICRC_LEN, Kind, Opcode, Reth};
-use roce::Psn;
 use spray::{Arrival, Arrived};
 
 /// A request for data, beside the plain headers that ask for the same.
@@ -49,19 +49,19 @@ impl Qp {
         // What is asked for may have been asked for in other parts since.
         let packets = wanted.map(|wanted| window.new_from(psn, wanted));
         match (window.classify(psn), packets) {
-            (Arrival::Outside, _) => rx.refused = Some((psn, Reason::OutsideWindow)),
+            (Arrival::Outside, _) => rx.refuse(psn, Reason::OutsideWindow, arrived),
             (Arrival::Duplicate, _) => shared.count(self.device, |counters| counters.duplicate_request += 1),
             // A request that makes no sense is refused when its turn comes, and not taken before.
             (Arrival::New, None) if psn == expected => self.refuse_early(shared, psn),
             (Arrival::New, None) => {}
             // A peer that keeps to the window never gets there, but for what it asks for again.
-            (Arrival::New, Some(_)) if replies >= window.capacity() as usize => rx.refused = Some((psn, Reason::NoBuffer)),
+            (Arrival::New, Some(_)) if replies >= window.capacity() as usize => rx.refuse(psn, Reason::NoBuffer, arrived),
             (Arrival::New, Some(packets)) => {
                 let (headers, asked) = self.asked(received.packet, packets, echo);
                 let held = Held { headers, payload: [].into(), asked: Some(asked) };
                 if psn != expected {
                     shared.count(self.device, |counters| counters.out_of_seq_request += 1);
-                    if self.hold(psn, held)
+                    if self.hold(psn, held, arrived)
                         && let Some(rx) = self.rx_mut()
                     {
                         rx.receiver.on_request(psn, packets);

@@ -24,7 +24,7 @@ use roce::wire::spray_ext::{Code, Ext, Nack, Offer, Packet, Reason, Stamp, VERSI
 use roce::wire::{Aeth, Bth, Headers, ICRC_LEN, Kind, NakCode, Opcode, Syndrome};
 use roce::{Instant, Psn};
 use send::Tx;
-use spray::Negotiation;
+use spray::{Arrived, Negotiation};
 
 /// The timer runs at least so long.
 const LEAST_WAIT: Duration = Duration::from_micros(100);
@@ -46,7 +46,7 @@ impl Multipath {
     /// Of a connection whose first packet from the peer is to have the PSN `expected`.
     pub fn new(config: MultipathConfig, expected: Psn) -> Multipath {
         let (negotiation, rx) = match config.agreed {
-            true => (Negotiation::agreed(offer(config.window)), Some(Box::new(Rx::new(config.window, expected)))),
+            true => (Negotiation::agreed(offer(&config)), Some(Box::new(Rx::new(config.window, expected)))),
             false => (Negotiation::new(), None),
         };
         Multipath { config, negotiation, offer_due: None, tx: None, rx }
@@ -54,8 +54,10 @@ impl Multipath {
 }
 
 /// What this end takes.
-fn offer(window: u16) -> Offer {
-    Offer { lowest: VERSION, highest: VERSION, features: feature::FETCH, window, ack_delay_us: 0 }
+fn offer(config: &MultipathConfig) -> Offer {
+    let features = feature::FETCH | if config.trimmed { feature::TRIMMED } else { 0 };
+    let window = config.window;
+    Offer { lowest: VERSION, highest: VERSION, features, window, ack_delay_us: 0 }
 }
 
 impl Qp {
@@ -142,22 +144,22 @@ impl Qp {
         let packet = |qp: &Qp, code, psn, ext| Packet { bth: qp.extension_bth(code, psn, false), ext };
         let multipath = self.multipath.as_mut()?;
         if let Some(psn) = multipath.offer_due.take() {
-            let window = multipath.config.window;
-            return Some((home, packet(self, Code::Offer, psn, Ext::Offer(offer(window)))));
+            let offer = offer(&multipath.config);
+            return Some((home, packet(self, Code::Offer, psn, Ext::Offer(offer))));
         }
         if let Some(rx) = multipath.rx.as_mut().filter(|rx| rx.has_begun) {
             // The plain responder's refusal leaves in the extension's words, after the replies: it came after them.
             let waits = rx.answers_plain || !self.resp.replies.is_empty();
             let plain = if waits { None } else { self.resp.nak.take() };
-            let refused = plain.and_then(|(psn, syndrome)| Some((psn, reason_of(syndrome)?))).or(rx.refused.take());
+            let plain = plain.and_then(|(psn, syndrome)| Some((psn, reason_of(syndrome)?, rx.last)));
+            let refused = plain.or_else(|| rx.refused.pop_front());
             let cumulative = rx.receiver.window().cumulative();
-            let stamp = Stamp { msn: self.resp.msn, time: rx.last.time };
-            if let Some((psn, reason)) = refused {
+            if let Some((psn, reason, Arrived { port, time, .. })) = refused {
+                let stamp = Stamp { msn: self.resp.msn, time };
                 shared.count(self.device, |counters| match reason {
                     Reason::NotReady(_) => counters.send_rnr_err += 1,
                     _ => counters.send_nak_err += 1,
                 });
-                let port = rx.last.port;
                 let nack = Nack { stamp, port, reason, cumulative };
                 return Some((port, packet(self, Code::Nack, psn, Ext::Nack(nack))));
             }

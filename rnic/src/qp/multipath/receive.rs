@@ -6,16 +6,16 @@ use super::Qp;
 use super::answer::Asked;
 use super::fetch::Answer;
 use crate::dma::Dma;
-use crate::limits::HELD_PACKETS;
+use crate::limits::{HELD_PACKETS, REFUSALS};
 use crate::qp::access::Refusal;
 use crate::qp::responder::Message;
 use crate::shared::{Batch, Scratch, Shared};
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use core::ops::Range;
 use core::time::Duration;
 use emtt::Access;
-use roce::wire::spray_ext::{Code, Data, Ext, Packet, Reason};
+use roce::wire::spray_ext::{Code, Data, Ext, Packet, Reason, Stamp};
 use roce::wire::{Bth, Headers, Opcode, Reth};
 use roce::{Instant, Psn, Rkey};
 use spray::{Arrival, Arrived, Receiver};
@@ -33,8 +33,8 @@ pub(super) struct Rx {
     pub has_begun: bool,
     /// The last request was a plain one, a READ or atomic: so is what is said of it.
     pub answers_plain: bool,
-    /// A packet that is to be refused, beside what the plain responder refuses.
-    pub refused: Option<(Psn, Reason)>,
+    /// Packets that are to be refused, beside what the plain responder refuses.
+    pub refused: VecDeque<(Psn, Reason, Arrived)>,
     /// The newest packet: what refusals echo.
     pub last: Arrived,
 }
@@ -56,8 +56,17 @@ impl Rx {
             held: BTreeMap::new(),
             has_begun: false,
             answers_plain: false,
-            refused: None,
+            refused: VecDeque::new(),
             last: Arrived { port: 0xC000, time: 0, marked: false, ack_req: false },
+        }
+    }
+}
+
+impl Rx {
+    /// Refuses a packet. What is too much to be told at once is found out by its sender.
+    pub fn refuse(&mut self, psn: Psn, reason: Reason, arrived: Arrived) {
+        if self.refused.len() < REFUSALS {
+            self.refused.push_back((psn, reason, arrived));
         }
     }
 }
@@ -140,6 +149,24 @@ impl Qp {
         }
     }
 
+    /// A switch has cut the payload of a packet off: its sender is told, or, if it is an answer, it is asked for again. Nothing vouches
+    /// for what is left, so that it moves nothing else.
+    pub fn handle_trimmed(&mut self, shared: &mut Shared, now: Instant, bth: &Bth<Code>, stamp: Stamp, port: u16) {
+        if bth.opcode == Code::ReadResponse {
+            if self.sprays()
+                && let Some(tx) = self.tx()
+            {
+                tx.sender.on_trimmed_response(now, bth.psn);
+                self.rearm(shared, now);
+            }
+        } else if let Some(rx) =
+            self.rx_mut().filter(|rx| rx.has_begun && rx.receiver.window().classify(bth.psn) == Arrival::New)
+        {
+            rx.refuse(bth.psn, Reason::Trimmed, Arrived { port, time: stamp.time, marked: true, ack_req: false });
+        }
+        self.schedule(shared);
+    }
+
     /// The window follows what was taken in the plain way while it was empty.
     fn begin_sprayed(&mut self, arrived: Arrived) {
         let expected = self.resp.expected_psn;
@@ -165,7 +192,7 @@ impl Qp {
         let expected = self.resp.expected_psn;
         let Some(rx) = self.rx_mut() else { return };
         match rx.receiver.window().classify(psn) {
-            Arrival::Outside => rx.refused = Some((psn, Reason::OutsideWindow)),
+            Arrival::Outside => rx.refuse(psn, Reason::OutsideWindow, arrived),
             Arrival::Duplicate => {
                 rx.receiver.on_packet(now, psn, 1, arrived);
                 shared.count(self.device, |counters| counters.duplicate_request += 1);
@@ -189,7 +216,7 @@ impl Qp {
                 } else {
                     let headers = plain_headers(&received.packet.bth, data, received.payload.len());
                     let payload = received.bytes[received.payload.clone()].into();
-                    self.hold(psn, Held { headers, payload, asked: None })
+                    self.hold(psn, Held { headers, payload, asked: None }, arrived)
                 };
                 if is_taken && let Some(rx) = self.rx_mut() {
                     rx.receiver.on_packet(now, psn, 1, arrived);
@@ -234,10 +261,10 @@ impl Qp {
     }
 
     /// Keeps a packet until its turn, if there is room.
-    pub(super) fn hold(&mut self, psn: Psn, held: Held) -> bool {
+    pub(super) fn hold(&mut self, psn: Psn, held: Held, arrived: Arrived) -> bool {
         let Some(rx) = self.rx_mut() else { return false };
         if rx.held.len() >= HELD_PACKETS {
-            rx.refused = Some((psn, Reason::NoBuffer));
+            rx.refuse(psn, Reason::NoBuffer, arrived);
             return false;
         }
         rx.held.insert(psn.get(), held);

@@ -117,7 +117,8 @@ impl Qp {
                 limits: WindowLimits::for_software(packet, window, config.delay),
                 loss: config.loss,
             });
-            multipath.tx = Some(Tx { sender, numbers: vec![(0, 0); slots].into_boxed_slice(), active: true, asks: false, refusal: None });
+            multipath.tx =
+                Some(Tx { sender, numbers: vec![(0, 0); slots].into_boxed_slice(), active: true, asks: false, refusal: None });
             return true;
         }
         let Some(tx) = &mut multipath.tx else { return false };
