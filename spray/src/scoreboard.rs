@@ -223,14 +223,7 @@ impl Scoreboard {
     /// Whether `psn` stands for a packet that was asked for and has not come.
     pub fn is_fetch(&self, psn: Psn) -> bool {
         let at = usize::from(self.at(psn));
-        let is_under_way = !psn.is_before(self.oldest) && psn.is_before(self.next);
-        is_under_way && self.fetches[at / 64] & 1 << (at % 64) != 0 && self.slots[at].state != State::Done
-    }
-
-    /// Whether `psn` is lost, and not sent again yet.
-    pub fn is_lost(&self, psn: Psn) -> bool {
-        let is_under_way = !psn.is_before(self.oldest) && psn.is_before(self.next);
-        is_under_way && self.slots[usize::from(self.at(psn))].state == State::Lost
+        self.holds(psn) && self.fetches[at / 64] & 1 << (at % 64) != 0 && self.slots[at].state != State::Done
     }
 
     /// The next new packet has the number `next`, as packets of another kind were sent.

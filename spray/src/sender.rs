@@ -284,16 +284,20 @@ impl Sender {
         bytes
     }
 
-    /// Everything before `end` has had its effect at the peer: it has what was sent. Returns its bytes.
+    /// Everything before `end` has had its effect at the peer: it has what was sent. Returns its bytes. What was told before, and what
+    /// cannot be, changes nothing.
     fn on_done(&mut self, now: Instant, end: Psn, knows_marks: bool) -> u64 {
         let mut bytes = 0;
+        if !(1..=self.board.next().distance_from(self.done)).contains(&end.distance_from(self.done)) {
+            return bytes;
+        }
         let mut at = later(self.done, self.board.oldest());
         // The oldest moves with each: packets that were acknowledged selectively are passed over.
         while at.is_before(end) {
             bytes += self.acknowledge_sent(now, at, knows_marks);
             at = later(at.plus(1), self.board.oldest());
         }
-        self.done = later(self.done, end);
+        self.done = end;
         bytes
     }
 
@@ -417,9 +421,7 @@ impl Sender {
             (self.silences, self.heard_at) = (0, now);
         }
         let end = if nack.reason.is_fatal() { psn } else { nack.cumulative.plus(1) };
-        if (0..=self.board.next().distance_from(self.board.oldest())).contains(&end.distance_from(self.board.oldest())) {
-            self.on_done(now, end, false);
-        }
+        self.on_done(now, end, false);
         self.on_refused(now, psn, nack.reason == Reason::Trimmed);
     }
 
