@@ -262,5 +262,6 @@ fn networks() -> Vec<Experiment> {
 /// The latency that a turn of so many bytes allows, times alone: two packets may have left before it, and one of 4 KB is the least.
 fn quantum_bar(turn_bytes: u32) -> f64 {
     let (alone_us, bytes_per_us) = (1.3, 7000.0);
-    1.0 + (f64::from(turn_bytes.max(4096)) + 2.0 * 4096.0) / bytes_per_us / alone_us
+    let bar = 1.0 + (f64::from(turn_bytes.max(4096)) + 2.0 * 4096.0) / bytes_per_us / alone_us;
+    (bar * 100.0).round() / 100.0
 }
