@@ -1,6 +1,7 @@
 //! The arbiter: who is next, and for how much.
 
 use crate::baseline::{Greedy, Justitia, justitia};
+use crate::bucket::TokenBucket;
 use crate::class::{Class, Classifier};
 use crate::shares::Shares;
 use crate::tenant::{Settings, SettingsError, TenantId, Usage};
@@ -23,7 +24,8 @@ pub struct Config {
     pub short_quantum_packets: u32,
     /// Part of everything that may go ahead of the shares as the latency class, in percent.
     pub lane_percent: u8,
-    /// What all tenants together may send, in bytes per second, where the link is slower than the RNIC.
+    /// What all tenants together may send, in bytes per second, where the link is slower than the RNIC: as told by
+    /// [`Arbiter::note_sent`]. Holds under every policy.
     pub link_bytes_per_sec: Option<u64>,
 }
 
@@ -108,7 +110,10 @@ pub struct Cost {
 
 /// Decides who is next.
 #[derive(Debug)]
-pub struct Arbiter(Kind);
+pub struct Arbiter {
+    kind: Kind,
+    link: Option<TokenBucket>,
+}
 
 #[derive(Debug)]
 enum Kind {
@@ -131,12 +136,16 @@ macro_rules! each {
 impl Arbiter {
     /// An arbiter without tenants.
     pub fn new(config: Config) -> Self {
-        Arbiter(match config.policy {
+        let kind = match config.policy {
             Policy::Shares => Kind::Shares(Shares::new(config)),
             Policy::Greedy => Kind::Greedy(Greedy::new(false)),
             Policy::Priorities => Kind::Greedy(Greedy::new(true)),
             Policy::Justitia(parameters) => Kind::Justitia(Justitia::new(parameters)),
-        })
+        };
+        // What lies between the arbiter and the link holds two turns at most.
+        let ahead = 2 * u64::from(config.quantum_bytes);
+        let link = config.link_bytes_per_sec.map(|rate| TokenBucket::new(rate, ahead, Instant::ZERO));
+        Arbiter { kind, link }
     }
 
     /// A new tenant.
@@ -145,12 +154,12 @@ impl Arbiter {
     /// [`SettingsError`].
     pub fn add_tenant(&mut self, settings: Settings, now: Instant) -> Result<TenantId, SettingsError> {
         settings.check()?;
-        Ok(each!(&mut self.0, policy => policy.add_tenant(settings, now)))
+        Ok(each!(&mut self.kind, policy => policy.add_tenant(settings, now)))
     }
 
     /// Ends a tenant; queue pairs of it that wait are forgotten.
     pub fn remove_tenant(&mut self, id: TenantId) {
-        each!(&mut self.0, policy => policy.remove_tenant(id));
+        each!(&mut self.kind, policy => policy.remove_tenant(id));
     }
 
     /// Changes what a tenant is promised, from the next turn on.
@@ -159,48 +168,69 @@ impl Arbiter {
     /// [`SettingsError`]; nothing has changed then.
     pub fn set_tenant(&mut self, id: TenantId, settings: Settings, now: Instant) -> Result<(), SettingsError> {
         settings.check()?;
-        each!(&mut self.0, policy => policy.set_tenant(id, settings, now));
+        each!(&mut self.kind, policy => policy.set_tenant(id, settings, now));
         Ok(())
     }
 
     /// What a tenant is promised.
     pub fn settings(&self, id: TenantId) -> Option<&Settings> {
-        each!(&self.0, policy => policy.settings(id))
+        each!(&self.kind, policy => policy.settings(id))
     }
 
     /// What a tenant has had by class, in the order of [`Class::ALL`], and how often its highest rate made it wait.
     pub fn usage(&self, id: TenantId) -> Option<([Usage; Class::ALL.len()], u64)> {
-        each!(&self.0, policy => policy.usage(id))
+        each!(&self.kind, policy => policy.usage(id))
     }
 
     /// A queue pair has something to do; it waits for its turn, unless it does already.
     #[inline]
     pub fn add(&mut self, qpn: Qpn, flow: &mut Flow, now: Instant) {
         if !flow.queued {
-            flow.queued = each!(&mut self.0, policy => policy.add(qpn, flow, now));
+            flow.queued = each!(&mut self.kind, policy => policy.add(qpn, flow, now));
         }
     }
 
     /// The next turn.
     #[inline]
     pub fn take(&mut self, now: Instant) -> Option<Grant> {
-        each!(&mut self.0, policy => policy.take(now))
+        if let Some(link) = &mut self.link {
+            link.fill(now);
+            if !link.is_open() {
+                return None;
+            }
+        }
+        each!(&mut self.kind, policy => policy.take(now))
     }
 
     /// What the turn cost.
     #[inline]
     pub fn charge(&mut self, grant: &Grant, cost: Cost, now: Instant) {
-        each!(&mut self.0, policy => policy.charge(grant, cost, now));
+        each!(&mut self.kind, policy => policy.charge(grant, cost, now));
+    }
+
+    /// So many bytes went to the link, with whatever it adds to them. What a turn copied within the host did not.
+    #[inline]
+    pub fn note_sent(&mut self, bytes: u64) {
+        if let Some(link) = &mut self.link {
+            link.take(bytes);
+        }
     }
 
     /// When there may be a turn again, if [`Self::take`] had none though somebody waits.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        each!(&self.0, policy => policy.poll_timeout())
+        let policy = each!(&self.kind, policy => policy.poll_timeout());
+        let link = self.link.as_ref().filter(|link| !link.is_open()).map(TokenBucket::opens_at);
+        match (policy, link) {
+            (Some(policy), Some(link)) => Some(policy.max(link)),
+            (Some(policy), None) => Some(policy),
+            // Somebody could go now, but for the link.
+            (None, link) => link.filter(|_| each!(&self.kind, policy => policy.is_waited_for())),
+        }
     }
 
     /// A probe of Justitia's took so long; other policies need none.
     pub fn note_latency(&mut self, latency: core::time::Duration) {
-        if let Kind::Justitia(justitia) = &mut self.0 {
+        if let Kind::Justitia(justitia) = &mut self.kind {
             justitia.note_latency(latency);
         }
     }

@@ -36,7 +36,6 @@ pub(crate) struct Shares {
     /// What the tenant of the last turn had had before it.
     clock: u128,
     lane: TokenBucket,
-    link: Option<TokenBucket>,
     /// Queue pairs that wait.
     ready: usize,
     latency_seen: Option<Instant>,
@@ -46,7 +45,7 @@ impl Shares {
     pub fn new(config: Config) -> Self {
         let lane = TokenBucket::new(PS_PER_SEC / 100 * u64::from(config.lane_percent), LANE_BURST_PS, Instant::ZERO);
         let price = |per_sec: u64| PS_PER_SEC / per_sec.clamp(1, PS_PER_SEC);
-        let mut shares = Shares {
+        Shares {
             config,
             price_ps: [price(config.bytes_per_sec), price(config.packets_per_sec)],
             tenants: Table::default(),
@@ -56,17 +55,9 @@ impl Shares {
             paused: Waiting::default(),
             clock: 0,
             lane,
-            link: None,
             ready: 0,
             latency_seen: None,
-        };
-        shares.set_link(config.link_bytes_per_sec, Instant::ZERO);
-        shares
-    }
-
-    fn set_link(&mut self, bytes_per_sec: Option<u64>, now: Instant) {
-        // What lies between the arbiter and the link holds two turns at most.
-        self.link = bytes_per_sec.map(|rate| TokenBucket::new(rate, 2 * u64::from(self.config.quantum_bytes), now));
+        }
     }
 
     pub fn add_tenant(&mut self, settings: Settings, now: Instant) -> TenantId {
@@ -123,12 +114,6 @@ impl Shares {
             return None;
         }
         self.release(now);
-        if let Some(link) = &mut self.link {
-            link.fill(now);
-            if !link.is_open() {
-                return None;
-            }
-        }
         let in_lane = self.first_for_latency(now);
         let id = in_lane.or_else(|| self.first_guaranteed(now)).or_else(|| self.first_in_shares())?;
         let tenant = self.tenants.get_mut(id)?;
@@ -154,9 +139,6 @@ impl Shares {
         if grant.lane {
             self.lane.take(ps[0].max(ps[1]));
         }
-        if let Some(link) = &mut self.link {
-            link.take(cost.bytes);
-        }
         if let Some(tenant) = self.tenants.get_mut(grant.tenant) {
             tenant.charge(grant.class, ps, cost, now);
             self.file(grant.tenant, now);
@@ -167,13 +149,16 @@ impl Shares {
         if self.ready == 0 {
             return None;
         }
-        let link = self.link.as_ref().filter(|link| !link.is_open()).map(TokenBucket::opens_at);
         match (self.shared.first(), self.paused.first()) {
-            // Somebody could go now, but for the link.
-            (Some(_), _) => link,
-            (None, Some((at, _))) => Some(link.map_or(at, |link| link.max(at))),
-            (None, None) => None,
+            // Somebody could go now.
+            (Some(_), _) => None,
+            (None, paused) => paused.map(|(at, _)| at),
         }
+    }
+
+    /// Whether any queue pair waits.
+    pub fn is_waited_for(&self) -> bool {
+        self.ready > 0
     }
 
     /// Gives a tenant its entries in the queues it belongs to.

@@ -72,10 +72,20 @@ pub struct Transmit {
     pub segment_len: usize,
 }
 
+/// Bytes that a link adds to a packet: an Ethernet header and its check, a UDP header, and an IP header without options.
+const fn link_bytes(ip: &IpAddr) -> usize {
+    14 + 4 + 8 + if ip.is_ipv4() { 20 } else { 40 }
+}
+
 impl Transmit {
     /// How many packets it is.
     pub fn packets(&self) -> usize {
         self.len.div_ceil(self.segment_len.max(1))
+    }
+
+    /// Bytes on an Ethernet link, in frames of their own with all their headers.
+    pub fn bytes_on_link(&self) -> usize {
+        self.len + self.packets() * link_bytes(&self.src)
     }
 
     /// A burst of `len` bytes in packets of `segment_len`, along `flow`, with headers as `address` wants them.

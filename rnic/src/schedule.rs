@@ -33,7 +33,10 @@ impl Schedule {
     #[inline]
     pub fn charge(&mut self, grant: &Grant, work: Option<&Work>, within_message: bool) {
         let cost = match *work.unwrap_or(&Work::Copied { bytes: 0, messages: 0 }) {
-            Work::Packets(sent) => Cost { bytes: sent.len as u64, packets: sent.packets() as u64, within_message },
+            Work::Packets(sent) => {
+                self.arbiter.note_sent(sent.bytes_on_link() as u64);
+                Cost { bytes: sent.len as u64, packets: sent.packets() as u64, within_message }
+            }
             Work::Copied { bytes, messages } => Cost { bytes, packets: u64::from(messages), within_message },
         };
         self.arbiter.charge(grant, cost, self.now);

@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 use crate::control;
 use crate::control::seqpacket::MAX_SOCKET_PATH;
 use crate::datapath;
+use crate::sharing::{Isolation, sharing};
 
 /// File name of the API socket in the daemon's directory.
 pub const API_SOCKET: &str = "api.sock";
@@ -44,6 +45,12 @@ pub struct DaemonConfig {
     /// UDP source ports, and so paths of an ECMP network, among which a connection to a daemon that does the same spreads its packets
     /// on the wire: 1 to [`spray::MAX_PATHS`]. With 1 all connections are plain RoCEv2.
     pub paths: u16,
+    /// How tenants share the daemon.
+    pub isolation: Isolation,
+    /// What the link carries, in bytes per second with Ethernet, IP and UDP headers, where that is less than the daemon could send: then
+    /// packets wait in the daemon, where the arbiter decides which goes next, and not in a queue below. At least 1. What devices of this
+    /// daemon send one another takes nothing of it, but waits its turn behind what does.
+    pub link_bytes_per_sec: Option<u64>,
     /// Seed of keys and numbers that must not be guessable; taken from the system when `None`.
     pub seed: Option<u64>,
 }
@@ -51,7 +58,14 @@ pub struct DaemonConfig {
 impl DaemonConfig {
     /// The usual settings for a daemon in `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        DaemonConfig { dir: dir.into(), local_path: true, paths: 1, seed: None }
+        DaemonConfig {
+            dir: dir.into(),
+            local_path: true,
+            paths: 1,
+            isolation: Isolation::default(),
+            link_bytes_per_sec: None,
+            seed: None,
+        }
     }
 
     fn core(&self, seed: u64) -> Config {
@@ -67,7 +81,7 @@ impl DaemonConfig {
             // The kernel keeps packets whose checksum is that of what was cut off to itself.
             trimmed: false,
         });
-        Config { seed, local_path: self.local_path, multipath, ..Config::default() }
+        Config { seed, local_path: self.local_path, multipath, sharing: sharing(self.isolation, self.link_bytes_per_sec) }
     }
 }
 

@@ -47,6 +47,7 @@ mod guests;
 mod handles;
 pub mod limits;
 mod ports;
+mod probe;
 mod rings;
 mod spin;
 mod srqs;
@@ -63,6 +64,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use isolation::Policy;
 use rnic::{Config, CqId, Rnic, SrqId, Work, XrcdId};
 use roce::{Instant, Qpn};
 use tokio::sync::oneshot;
@@ -84,6 +86,7 @@ use crowd::Crowd;
 use failures::Failures;
 use guests::Guests;
 use ports::Ports;
+use probe::Probe;
 use rings::Scratch;
 use spin::{Idle, Spin};
 use wake::{Epoll, Source, Waker};
@@ -156,6 +159,8 @@ pub struct Datapath {
     condemned: Vec<(u32, String)>,
     scratch: Scratch,
     failures: Failures,
+    /// Only where Justitia's policy runs.
+    probe: Option<Probe>,
     /// Start of this round.
     now: Instant,
     stopping: bool,
@@ -225,6 +230,7 @@ impl Datapath {
             condemned: Vec::new(),
             scratch: Scratch::new(),
             failures: Failures::default(),
+            probe: matches!(config.sharing.policy, Policy::Justitia(_)).then(Probe::default),
             now: clock(),
             stopping: false,
             alive: Vec::new(),
@@ -260,7 +266,8 @@ impl Datapath {
                 crowd.look(self.now);
                 continue;
             }
-            if spin.nothing(self.now, last_work) == Idle::Look {
+            let due = self.rnic.poll_timeout();
+            if spin.nothing(self.now, last_work, due) == Idle::Look {
                 continue;
             }
             if self.arm_all_clients() {

@@ -14,7 +14,9 @@ mod datapath;
 pub mod memory;
 pub mod pci;
 pub mod port;
+mod sharing;
 mod sq;
 
 pub use daemon::{API_SOCKET, DEVICE_FOLDER, DEVICE_SOCKET, Daemon, DaemonConfig, StartError, run_until_signal};
+pub use sharing::Isolation;
 pub use spray::MAX_PATHS;

@@ -85,4 +85,9 @@ impl Greedy {
     pub fn poll_timeout(&self) -> Option<Instant> {
         None
     }
+
+    /// Whether any queue pair waits.
+    pub fn is_waited_for(&self) -> bool {
+        !self.ready.is_empty()
+    }
 }

@@ -236,6 +236,11 @@ impl Justitia {
         (waits && self.given.iter().all(VecDeque::is_empty)).then(|| self.last_token + self.token_time())
     }
 
+    /// Whether the card was given anything.
+    pub fn is_waited_for(&self) -> bool {
+        !self.given.is_empty()
+    }
+
     /// What a probe took: decides the rate of tokens.
     pub fn note_latency(&mut self, latency: Duration) {
         self.probes.note(latency);

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 use rnic::{AsyncEvent, Completion, CompletionFlags, CqId, Status};
-use roce::Qpn;
+use roce::{Instant, Qpn};
 use vdev_abi::completion::PushError;
 use vdev_abi::control::AsyncRecord;
 use vdev_abi::layout::CompletionEntry;
@@ -68,6 +68,11 @@ impl Datapath {
             let timestamp_ns = *time.get_or_insert_with(|| clock().as_nanos());
             if completion.status != Status::Success {
                 self.note_completion(&completion);
+            }
+            if let Some(probe) = &mut self.probe
+                && let Some(took) = probe.completed(completion.qpn, completion.wr_id, Instant::from_nanos(timestamp_ns))
+            {
+                self.rnic.note_latency(took);
             }
             self.write_completion(cq, &completion, timestamp_ns);
         }

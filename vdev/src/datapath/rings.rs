@@ -8,7 +8,8 @@
 //!
 //! Owns: reading of rings and what a bad entry means (the end of that client). Never writes to a ring.
 
-use rnic::{Destination, PostError, RecvRequest, SendOp, SrqId, limits::MAX_SGE};
+use isolation::Class;
+use rnic::{Destination, PostError, RecvRequest, SendFlags, SendOp, SrqId, limits::MAX_SGE};
 use roce::{Qpn, Srqn};
 use vdev_abi::layout::{SRQ_SLOT, Sge};
 use vdev_abi::mapping::Mapping;
@@ -126,6 +127,10 @@ impl Datapath {
         if let Some(peer) = local_peer {
             self.drain_receives_of(peer);
         }
+        let mut probe = self.probe.as_mut().filter(|_| {
+            let device = self.clients[client as usize].as_deref().map(|client| client.device);
+            device.and_then(|device| self.rnic.shares(device)).is_some_and(|shares| shares.class == Some(Class::Latency))
+        });
         let qp = self.clients[client as usize].as_deref_mut().and_then(|client| client.qps.at_mut(slot)).expect("found above");
         let scratch = &mut self.scratch;
         for _ in 0..pending.min(budget) {
@@ -151,6 +156,11 @@ impl Datapath {
                         && scratch.last_named.replace(srqn) != Some(srqn)
                     {
                         scratch.named.push(SrqId::numbered(srqn));
+                    }
+                    if let Some(probe) = &mut probe
+                        && request.flags.contains(SendFlags::SIGNALED)
+                    {
+                        probe.posted(qp.qpn, request.wr_id, self.now);
                     }
                     accepted(self.rnic.post_send(self.now, qp.qpn, &request))
                 });

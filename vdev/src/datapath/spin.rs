@@ -4,7 +4,8 @@
 //! may need this CPU. A yield is the right answer only to neighbours that yield as well: a program that polls memory without ever
 //! entering the kernel (as `ib_write_lat` does) gets the CPU and keeps it until its time slice ends, milliseconds later. Such
 //! neighbours show by yields that take long. Then the loop sleeps at once instead, for a while: being woken takes the CPU from
-//! them, which a yielding thread cannot.
+//! them, which a yielding thread cannot. It also sleeps at once where something is due before a neighbour would give the CPU back, such
+//! as the next turn on a link that is slower than the host.
 
 use std::time::Duration;
 
@@ -52,8 +53,8 @@ impl Spin {
         Spin { scarce: cpus_are_scarce(), shy_until: Instant::ZERO, shy_for: SHY.0 }
     }
 
-    /// Nothing was found at `now`; the last work was at `last_work`.
-    pub fn nothing(&mut self, now: Instant, last_work: Instant) -> Idle {
+    /// Nothing was found at `now`; the last work was at `last_work`, and something is due at `due`.
+    pub fn nothing(&mut self, now: Instant, last_work: Instant, due: Option<Instant>) -> Idle {
         if now.saturating_since(last_work) >= SPIN {
             return Idle::Sleep;
         }
@@ -61,7 +62,7 @@ impl Spin {
             std::hint::spin_loop();
             return Idle::Look;
         }
-        if now < self.shy_until {
+        if now < self.shy_until || due.is_some_and(|due| due.saturating_since(now) < LONG_YIELD) {
             return Idle::Sleep;
         }
         std::thread::yield_now();
@@ -81,7 +82,8 @@ impl Spin {
     }
 }
 
-/// Asks for the shortest time slice for this thread. Older kernels ignore or refuse it, which only costs latency.
+/// Asks for the shortest time slice for this thread, and for timers that are not late. Older kernels ignore or refuse the former, which
+/// only costs latency.
 pub(super) fn ask_for_short_slice() {
     /// `struct sched_attr` in its first version.
     #[repr(C)]
@@ -95,6 +97,9 @@ pub(super) fn ask_for_short_slice() {
         runtime: u64,
         deadline: u64,
         period: u64,
+    }
+    if let Err(error) = nix::sys::prctl::set_timerslack(1) {
+        tracing::debug!(%error, "timers of the data path may be late");
     }
     let size = size_of::<SchedAttr>() as u32;
     let mut attr = SchedAttr::default();
@@ -129,7 +134,7 @@ mod tests {
         spin.yielded(start, start + Duration::from_millis(3));
         let first = spin.shy_until;
         assert_eq!(first, start + Duration::from_millis(13));
-        assert_eq!(spin.nothing(start + Duration::from_millis(5), start + Duration::from_millis(5)), Idle::Sleep);
+        assert_eq!(spin.nothing(start + Duration::from_millis(5), start + Duration::from_millis(5), None), Idle::Sleep);
         let mut now = first;
         for _ in 0..10 {
             spin.yielded(now, now + Duration::from_millis(3));
@@ -150,9 +155,16 @@ mod tests {
     }
 
     #[test]
+    fn with_few_cpus_it_sleeps_at_once_until_what_is_due_soon() {
+        let mut spin = Spin { scarce: true, shy_until: Instant::ZERO, shy_for: SHY.0 };
+        assert_eq!(spin.nothing(at(1000), at(999), Some(at(1299))), Idle::Sleep);
+        assert_eq!(spin.nothing(at(1000), at(999), Some(at(1300))), Idle::Look);
+    }
+
+    #[test]
     fn with_many_cpus_it_looks_until_the_spin_is_over() {
         let mut spin = Spin { scarce: false, shy_until: Instant::ZERO, shy_for: SHY.0 };
-        assert_eq!(spin.nothing(at(149), at(100)), Idle::Look);
-        assert_eq!(spin.nothing(at(150), at(100)), Idle::Sleep);
+        assert_eq!(spin.nothing(at(149), at(100), Some(at(150))), Idle::Look);
+        assert_eq!(spin.nothing(at(150), at(100), None), Idle::Sleep);
     }
 }
