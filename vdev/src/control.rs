@@ -5,6 +5,7 @@
 
 mod access;
 mod api;
+mod budget;
 mod calls;
 mod devices;
 mod links;

@@ -256,7 +256,7 @@ async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceV
             shares: SharesView::from(&shares),
             clients: clients.collect(),
             vm,
-            counters,
+            counters: counters.into_iter().chain(device.budget.counters()).collect(),
             create_us: device.create_us,
             change_us: None,
         });

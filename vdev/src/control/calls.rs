@@ -22,8 +22,8 @@ use vdev_abi::queue::RecvConsumer;
 use super::devices::Device;
 use super::session::Answer;
 use crate::datapath::{
-    Attachment, ClientId, ClientInit, Datapath, DatapathHandle, DomainFile, Ended, Gone, NewQp, QpRequest, limits, no_rings,
-    refuse,
+    Attachment, ClientId, ClientInit, Datapath, DatapathHandle, DomainFile, Ended, Gone, NewQp, QpRequest, clock, limits,
+    no_rings, refuse,
 };
 use crate::memory::{self, Peer, Process, Resolved};
 use crate::port::check_route;
@@ -212,7 +212,10 @@ impl<'a> Caller<'a> {
         &self,
         call: impl FnOnce(&mut Datapath) -> Result<R, Refusal> + Send + 'static,
     ) -> Result<R, Refusal> {
-        self.datapath.call(call).await.map_err(stopping)?
+        let turn = self.device.budget.turn().await;
+        let (answer, took) = self.datapath.timed(call).await.map_err(stopping)?;
+        turn.charge(took);
+        answer
     }
 
     /// A call that answers Done; what it returns is dropped here, off the datapath.
@@ -310,8 +313,13 @@ impl<'a> Caller<'a> {
         }
         let writable = access.contains(Access::LOCAL_WRITE);
         let shared = shared.into_iter().zip(fds).collect();
-        let resolved = memory::resolve(process, addr, length, writable, shared)
-            .map_err(|error| refuse(error.errno(), error.to_string()))?;
+        let turn = self.device.budget.turn().await;
+        let begun = clock();
+        let resolved = memory::resolve(process, addr, length, writable, shared);
+        turn.charge(clock().saturating_since(begun));
+        // What comes next may wait for a file system.
+        drop(turn);
+        let resolved = resolved.map_err(|error| refuse(error.errno(), error.to_string()))?;
         if !resolved.doubtful.is_empty() {
             // On a thread of its own: a file system in user space may never answer.
             let (process, doubtful) = (process.clone(), resolved.doubtful.clone());

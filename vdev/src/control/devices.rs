@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use roce::Gid;
 use tokio::sync::watch;
 
 use super::access::{bind_with, remove_stale};
+use super::budget::Budget;
 use super::links::{PortView, judge};
 use super::seqpacket::{self, MAX_SOCKET_PATH};
 use super::session::{self, Sessions};
@@ -48,6 +50,8 @@ pub struct Device {
     port: Mutex<PortView>,
     /// Connections.
     pub sessions: Sessions,
+    /// What its clients' calls may take.
+    pub budget: Budget,
     /// True once the device is removed: sessions end.
     removed: watch::Sender<bool>,
     /// Of a device for a virtual machine.
@@ -117,6 +121,8 @@ pub struct Devices {
     /// Held during a change; true once the daemon is stopping.
     changing: tokio::sync::Mutex<bool>,
     table: Mutex<BTreeMap<String, Arc<Device>>>,
+    /// Connections of clients to all of them.
+    connections: Arc<AtomicU64>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -144,7 +150,13 @@ impl Device {
 impl Devices {
     /// No devices yet.
     pub fn new(dir: &Path, datapath: DatapathHandle) -> Devices {
-        Devices { dir: dir.to_owned(), datapath, changing: tokio::sync::Mutex::new(false), table: Mutex::default() }
+        Devices {
+            dir: dir.to_owned(),
+            datapath,
+            changing: tokio::sync::Mutex::new(false),
+            table: Mutex::default(),
+            connections: Arc::default(),
+        }
     }
 
     /// All devices, by name.
@@ -274,6 +286,7 @@ impl Devices {
             create_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
             port: Mutex::new(view),
             sessions: Sessions::default(),
+            budget: Budget::new(self.connections.clone()),
             removed: watch::Sender::new(false),
             vm,
         });

@@ -42,8 +42,6 @@ pub struct SessionView {
 pub struct Sessions {
     live: Mutex<HashMap<u64, SessionView>>,
     next: AtomicU64,
-    /// Connections, whether or not they have said Hello.
-    connections: AtomicU64,
 }
 
 impl Sessions {
@@ -66,14 +64,13 @@ impl Counted {
     /// `None` when the device has as many as it may.
     fn new(device: &Arc<Device>) -> Option<Counted> {
         let counted = Counted(device.clone());
-        let before = device.sessions.connections.fetch_add(1, Ordering::Relaxed);
-        (before < limits::CLIENTS as u64).then_some(counted)
+        (device.budget.connected() < limits::CLIENTS as u64).then_some(counted)
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.sessions.connections.fetch_sub(1, Ordering::Relaxed);
+        self.0.budget.disconnected();
     }
 }
 
@@ -149,7 +146,10 @@ async fn serve(socket: AsyncFd<OwnedFd>, peer: Peer, counted: Counted, datapath:
     }
     if let Some(client) = caller.client() {
         // Everything that it made ends now; the memory is unmapped here rather than in the datapath.
-        drop(datapath.call(move |datapath| datapath.detach(client)).await);
+        let ending = datapath.timed(move |datapath| datapath.detach(client)).await;
+        if let Ok((_memory, took)) = ending {
+            device.budget.charge(took);
+        }
     }
     if let Some(key) = key {
         device.sessions.table().remove(&key);

@@ -8,15 +8,16 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::oneshot;
 
-use super::Datapath;
 use super::clients::ClientId;
 use super::wake::Waker;
+use super::{Datapath, clock};
 use crate::memory::Reaching;
 
 /// How long a call waits before the log says what holds the datapath up.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Commands executed between two rounds.
+/// Commands executed between two rounds, and after how much time no further one is begun: data of everybody wait for them.
 const PER_ROUND: usize = 16;
+const TIME_PER_ROUND: Duration = Duration::from_micros(50);
 
 type Command = Box<dyn FnOnce(&mut Datapath) + Send>;
 
@@ -63,6 +64,22 @@ impl DatapathHandle {
             tracing::warn!(pid, "the data path, and so every device, waits for memory of this process");
         }
         answered.await.map_err(|_| Gone)
+    }
+
+    /// As [`Self::call`], and how long it took on the datapath thread.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub async fn timed<R: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Datapath) -> R + Send + 'static,
+    ) -> Result<(R, Duration), Gone> {
+        self.call(move |datapath| {
+            let begun = clock();
+            let answer = call(datapath);
+            (answer, clock().saturating_since(begun))
+        })
+        .await
     }
 
     /// The process whose memory the datapath is reaching right now. If it has been for long, that is what it waits for.
@@ -130,8 +147,12 @@ impl Commands {
         if self.0.is_empty() {
             return false;
         }
+        let begun = clock();
         for command in self.0.try_iter().take(PER_ROUND) {
             command(datapath);
+            if clock().saturating_since(begun) >= TIME_PER_ROUND {
+                break;
+            }
         }
         true
     }
