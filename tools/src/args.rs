@@ -32,12 +32,7 @@ pub enum Command {
     /// Show what RDMA in software does on this machine: no root, nothing to install, 10 to 20 seconds
     Demo(DemoOptions),
     /// Serve devices until SIGINT or SIGTERM
-    Daemon {
-        /// UDP source ports, and so paths of an ECMP network, that one connection spreads its packets over, if the peer's daemon
-        /// offers the same
-        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(vdev::MAX_PATHS)))]
-        paths: u16,
-    },
+    Daemon(DaemonOptions),
     /// Make, remove and look at devices
     #[command(subcommand)]
     Dev(DevCommand),
@@ -64,6 +59,37 @@ pub enum Command {
     },
 }
 
+/// `vrdma daemon …`.
+#[derive(Debug, clap::Args)]
+pub struct DaemonOptions {
+    /// UDP source ports, and so paths of an ECMP network, that one connection spreads its packets over, if the peer's daemon
+    /// offers the same
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(vdev::MAX_PATHS)))]
+    pub paths: u16,
+    /// What the link carries where that is less than this host can send, in bits per second with all headers, such as 2.5G; without it
+    /// packets queue below the daemon, where nothing goes ahead of anything
+    #[arg(long, value_name = "RATE", value_parser = parse_link)]
+    pub link_rate: Option<u64>,
+    /// Who goes first when several want more than there is; all but `vrdma` are for comparison, and keep nothing that `vrdma dev set`
+    /// promises
+    #[arg(long, value_enum, default_value = "vrdma")]
+    pub isolation: IsolationChoice,
+    /// Latency from post to completion that `--isolation justitia` steers the 99th percentile of declared devices to, in microseconds
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub justitia_target: u64,
+}
+
+/// Policies of the daemon's arbiter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum IsolationChoice {
+    /// By weights and rates, small sparse messages ahead.
+    Vrdma,
+    /// Message by message, each to its end, as a card without isolation.
+    Off,
+    /// Justitia (NSDI 2022) in front of such a card; devices after latency have to be declared with `dev set --class latency`.
+    Justitia,
+}
+
 /// `vrdma demo …`.
 #[derive(Debug, clap::Args)]
 pub struct DemoOptions {
@@ -78,10 +104,27 @@ pub enum BenchCommand {
     /// What it costs to pin a guest's memory on demand, and what pinning all of it would cost; needs root and 2 GiB of free memory
     Pin {
         /// Sizes of the guests in GiB
-        #[arg(long, value_name = "GIB", value_delimiter = ',', default_values_t = crate::bench::GUEST_GIB,
+        #[arg(long, value_name = "GIB", value_delimiter = ',', default_values_t = crate::bench::pin::GUEST_GIB,
             value_parser = clap::value_parser!(u64).range(1..=256))]
         guest_gib: Vec<u64>,
     },
+    /// What a bulk transfer does to another device's latency on one link: without isolation, under Justitia, and under ours; and how well
+    /// highest rates are kept. Two network namespaces (root, iproute2), unmodified ib_write_lat and ib_write_bw (perftest)
+    Isolation(BenchIsolationOptions),
+}
+
+/// `vrdma bench isolation`.
+#[derive(Debug, clap::Args)]
+pub struct BenchIsolationOptions {
+    /// What the link between the two hosts carries, in bits per second
+    #[arg(long, value_name = "RATE", default_value = "2G", value_parser = parse_link)]
+    pub link_rate: u64,
+    /// Time of one measurement, about
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub seconds: u64,
+    /// How often everything is repeated; medians are printed
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub rounds: u32,
 }
 
 /// The child processes of the demo.
@@ -486,6 +529,12 @@ fn parse_rate(text: &str) -> Result<u64, String> {
     // Above, not every integer has a number of its own.
     let value = value.filter(|&value| value < 9e15).map(|value| value as u64);
     value.ok_or_else(|| "a number such as 1000000, 500M or 2.5G, below 9000T".to_owned())
+}
+
+/// The rate of a link.
+fn parse_link(text: &str) -> Result<u64, String> {
+    let rate = parse_rate(text)?;
+    if rate >= 1_000_000 { Ok(rate) } else { Err("a link carries at least 1M".to_owned()) }
 }
 
 fn parse_bound(text: &str) -> Result<Bound, String> {

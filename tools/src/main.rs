@@ -21,6 +21,7 @@ mod output;
 mod place;
 mod run;
 mod sim;
+mod stage;
 mod view;
 mod wan;
 
@@ -30,7 +31,7 @@ use anyhow::Result;
 use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{Args, BenchCommand, Command};
+use crate::args::{Args, Command};
 use crate::place::Place;
 
 fn main() -> ExitCode {
@@ -50,9 +51,9 @@ fn carry_out(args: Args) -> Result<()> {
     let place = || Place::find(args.dir.as_deref());
     match args.command {
         Command::Demo(options) => demo::carry_out(&options, args.json),
-        Command::Bench(BenchCommand::Pin { guest_gib }) => bench::carry_out(&guest_gib, args.json),
+        Command::Bench(command) => bench::carry_out(&command, args.json),
         Command::DemoSide { side } => demo::carry_out_side(side),
-        Command::Daemon { paths } => daemon::carry_out(&place()?, paths),
+        Command::Daemon(options) => daemon::carry_out(&place()?, &options),
         Command::Dev(command) => dev::carry_out(&api::Client::new(place()?)?, command, args.json),
         Command::Cdi(command) => cdi::carry_out(&place()?, command, args.json),
         Command::Run(options) => run::carry_out(&place()?, options),

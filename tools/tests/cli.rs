@@ -18,6 +18,7 @@ fn help_and_version_succeed() {
         &["daemon", "--help"],
         &["demo", "--help"],
         &["bench", "pin", "--help"],
+        &["bench", "isolation", "--help"],
         &["sim", "run", "--help"],
     ] {
         let output = vrdma.run(args);
@@ -40,6 +41,8 @@ fn wrong_command_lines_exit_with_2() {
         &["run", "--", "true"],
         &["run", "--dev", "a"],
         &["bench", "pin", "--guest-gib", "1,0"],
+        &["bench", "isolation", "--link-rate", "10"],
+        &["daemon", "--isolation", "some"],
         &["sim", "run"],
         &["sim", "run", "x.toml", "--seed", "-1"],
         &["sim", "run", "x.toml", "--runs", "0"],

@@ -20,19 +20,16 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::ProgressBar;
-use tempfile::TempDir;
-use tokio::signal::unix::{SignalKind, signal};
 use vdev::{Daemon, DaemonConfig};
 
 use self::cores::Cores;
+pub use self::measure::median;
 use self::report::Report;
 use self::side::Event;
 pub use self::side::carry_out as carry_out_side;
-use crate::api::{Client, Device, DeviceSettings};
 use crate::args::{DemoOptions, DemoSide};
 use crate::output::{print, print_json, progress_bar};
-use crate::place::Place;
-use crate::run;
+use crate::{run, stage};
 
 /// Networks that are for documentation, so that they are nobody's. The devices get addresses from one of them.
 const NETWORKS: [[u8; 3]; 3] = [[192, 0, 2], [198, 51, 100], [203, 0, 113]];
@@ -40,9 +37,9 @@ const NETWORKS: [[u8; 3]; 3] = [[192, 0, 2], [198, 51, 100], [203, 0, 113]];
 /// Runs the demo and prints its report.
 pub fn carry_out(options: &DemoOptions, as_json: bool) -> Result<()> {
     if options.wire {
-        wire::check()?;
+        stage::check_hosts("--wire")?;
     }
-    let dir = private_dir()?;
+    let dir = stage::private_dir()?;
     let mut report = on_one_host(dir.path())?;
     if options.wire {
         report.wire = wire::measure(dir.path())?;
@@ -56,36 +53,6 @@ pub fn carry_out(options: &DemoOptions, as_json: bool) -> Result<()> {
     )
 }
 
-/// A directory that goes with the demo, also when a signal ends it: a thread waits for the signals that people send. Signals are
-/// caught and not blocked, as the child processes would inherit that.
-fn private_dir() -> Result<TempDir> {
-    let dir = tempfile::Builder::new().prefix("vrdma-demo-").tempdir().context("cannot make a temporary directory")?;
-    let path = dir.path().to_owned();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
-    let (mut interrupt, mut terminate, mut hangup) = runtime.block_on(async {
-        Ok::<_, std::io::Error>((
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::hangup())?,
-        ))
-    })?;
-    std::thread::Builder::new().name("demo-signals".to_owned()).spawn(move || {
-        let number = runtime.block_on(async {
-            tokio::select! {
-                _ = interrupt.recv() => SignalKind::interrupt(),
-                _ = terminate.recv() => SignalKind::terminate(),
-                _ = hangup.recv() => SignalKind::hangup(),
-            }
-        });
-        wire::remove_hosts();
-        // What cannot be removed is a few sockets in the directory for temporary files.
-        let _ = std::fs::remove_dir_all(&path);
-        // As a shell counts. The children end with their link.
-        std::process::exit(128 + number.as_raw_value());
-    })?;
-    Ok(dir)
-}
-
 fn on_one_host(dir: &Path) -> Result<Report> {
     let cores = Cores::find()?;
     cores.start_daemon()?;
@@ -94,7 +61,7 @@ fn on_one_host(dir: &Path) -> Result<Report> {
     let mut slowest: f64 = 0.0;
     let mut sockets = Vec::new();
     for (name, ip) in ["a", "b"].into_iter().zip(addresses()?) {
-        let device = make_device(dir, name, ip)?;
+        let device = stage::make_device(dir, name, ip)?;
         slowest = slowest.max(device.create_us);
         sockets.push(OsString::from(device.socket));
     }
@@ -126,11 +93,6 @@ fn addresses() -> Result<[Ipv4Addr; 2]> {
     }
     let [a, b, c] = NETWORKS.into_iter().find(|network| !taken.contains(network)).unwrap_or(NETWORKS[0]);
     Ok([1, 2].map(|host| Ipv4Addr::new(a, b, c, host)))
-}
-
-fn make_device(dir: &Path, name: &str, ip: Ipv4Addr) -> Result<Device> {
-    let settings = DeviceSettings { ips: vec![ip.into()], ..DeviceSettings::default() };
-    Client::new(Place::find(Some(dir))?)?.add(name, &settings).context("cannot make a device")
 }
 
 /// Two child processes with a link between them; the first one reports.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
 use perftest::Link;
 
-use super::wire::ADDRESSES;
+use crate::stage::ADDRESSES;
 
 /// Bytes of one UDP payload: a RoCE packet in the middle of a message with 4096 bytes of payload, its header and checksum.
 pub const SEGMENT: usize = 4096 + 12 + 4;

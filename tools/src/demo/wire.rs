@@ -5,45 +5,26 @@
 //! everything that the daemon has to do), and iperf3 over TCP if it is installed.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::net::Ipv4Addr;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
-use nix::sched::{CloneFlags, setns};
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use vdev::{Daemon, DaemonConfig};
+use vdev::DaemonConfig;
 
+use super::Pair;
 use super::measure::median;
 use super::report::WireRow;
 use super::side::Event;
-use super::{Pair, make_device};
-use crate::api::{Client, Device};
 use crate::args::DemoSide;
-use crate::place::Place;
+use crate::stage::{ADDRESSES, Hosts, LINK_MTU, active_device, make_device, runs};
 
-/// Addresses of the two hosts. Their namespaces have no others.
-pub const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
 const ROUNDS: usize = 5;
 /// The kinds of memory that are written from and to, with the names of their rows.
 const STREAMERS: [(DemoSide, &str); 2] = [(DemoSide::HeapStreamer, "write_heap"), (DemoSide::SharedStreamer, "write_shared")];
-const LINK_MTU: u32 = 9000;
-/// Time for a new interface to come up and for the daemon to see it.
-const LINK_START: Duration = Duration::from_secs(5);
 /// Time for iperf3's server to listen.
 const IPERF_START: Duration = Duration::from_secs(5);
-
-/// Whether this user and machine can do it at all.
-pub fn check() -> Result<()> {
-    ensure!(
-        nix::unistd::geteuid().is_root(),
-        "--wire makes network namespaces, which needs root: run it as root or leave it out"
-    );
-    ensure!(runs("ip", "-V"), "--wire needs the program `ip`: install the package iproute2");
-    Ok(())
-}
 
 /// Measures; the namespaces are gone afterwards.
 pub fn measure(dir: &Path) -> Result<Vec<WireRow>> {
@@ -53,7 +34,7 @@ pub fn measure(dir: &Path) -> Result<Vec<WireRow>> {
     let mut sockets = Vec::new();
     for (index, ip) in ADDRESSES.into_iter().enumerate() {
         let dir = dir.join(format!("host{index}"));
-        daemons.push(hosts.start_daemon(index, &dir)?);
+        daemons.push(hosts.start_daemon(index, DaemonConfig::new(&dir))?);
         make_device(&dir, "d", ip)?;
         sockets.push(OsString::from(active_device(&dir, "d")?.socket));
     }
@@ -79,7 +60,7 @@ pub fn measure(dir: &Path) -> Result<Vec<WireRow>> {
             other => bail!("the receiver of the demo reported {other:?}"),
         }
         if iperf {
-            tcps.push(hosts.iperf()?);
+            tcps.push(iperf3(&hosts)?);
         }
     }
     let row = |what: &str, size_bytes, mtu_bytes, rates: &[f64]| WireRow {
@@ -105,120 +86,28 @@ pub fn measure(dir: &Path) -> Result<Vec<WireRow>> {
     Ok(rows)
 }
 
-/// The device, once the kernel has brought its interface up.
-fn active_device(dir: &Path, name: &str) -> Result<Device> {
-    let client = Client::new(Place::find(Some(dir))?)?;
-    let deadline = Instant::now() + LINK_START;
-    loop {
-        let device = client.device(name)?;
-        if device.state == "ACTIVE" {
-            return Ok(device);
+/// One run of iperf3, in bytes per second received.
+fn iperf3(hosts: &Hosts) -> Result<f64> {
+    let mut server = hosts.command(1, "iperf3");
+    let mut server = server.args(["-s", "-1"]).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+    // It has no way to say that it listens; the client is simply started again until it does.
+    let deadline = Instant::now() + IPERF_START;
+    let outcome = loop {
+        let output = hosts
+            .command(0, "iperf3")
+            .args(["-c", &ADDRESSES[1].to_string(), "-t", "1", "-J"])
+            .stdin(Stdio::null())
+            .output()?;
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        match answer["end"]["sum_received"]["bits_per_second"].as_f64() {
+            Some(bits) => break Ok(bits / 8.0),
+            None if Instant::now() > deadline => break Err(anyhow::anyhow!("iperf3 failed: {}", answer["error"])),
+            None => std::thread::sleep(Duration::from_millis(50)),
         }
-        ensure!(Instant::now() < deadline, "the device at {} is {}: {:?}", device.ips.join(" "), device.state, device.wire);
-        std::thread::sleep(Duration::from_millis(10));
+    };
+    if outcome.is_err() {
+        let _ = server.kill();
     }
-}
-
-fn runs(program: &str, argument: &str) -> bool {
-    let status = Command::new(program).arg(argument).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    status.is_ok_and(|status| status.success())
-}
-
-/// Two network namespaces with a veth pair between them. Removed when dropped.
-struct Hosts {
-    names: [String; 2],
-}
-
-impl Hosts {
-    fn make() -> Result<Hosts> {
-        let hosts = Hosts { names: host_names() };
-        let [a, b] = &hosts.names;
-        for name in &hosts.names {
-            ip(&["netns", "add", name])?;
-        }
-        let mtu = LINK_MTU.to_string();
-        // The two interfaces live in different namespaces, so that they may have the same name there.
-        ip(&["-n", a, "link", "add", "veth", "mtu", &mtu, "type", "veth", "peer", "name", "veth", "mtu", &mtu, "netns", b])?;
-        for (name, address) in hosts.names.iter().zip(ADDRESSES) {
-            ip(&["-n", name, "address", "add", &format!("{address}/24"), "dev", "veth"])?;
-            ip(&["-n", name, "link", "set", "lo", "up"])?;
-            ip(&["-n", name, "link", "set", "veth", "up"])?;
-        }
-        Ok(hosts)
-    }
-
-    /// A daemon on one of the two hosts: threads have a network namespace of their own, which those that they start inherit.
-    fn start_daemon(&self, index: usize, dir: &Path) -> Result<Daemon> {
-        let path = Path::new("/run/netns").join(&self.names[index]);
-        let config = DaemonConfig::new(dir);
-        let start = move || -> Result<Daemon> {
-            let namespace = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-            setns(namespace, CloneFlags::CLONE_NEWNET).with_context(|| format!("cannot enter {}", path.display()))?;
-            Daemon::start(config).context("cannot start a daemon")
-        };
-        match std::thread::spawn(start).join() {
-            Ok(daemon) => daemon,
-            Err(_) => bail!("the thread that starts a daemon has failed"),
-        }
-    }
-
-    /// A command that runs a program on one of the two hosts.
-    fn command(&self, index: usize, program: impl AsRef<Path>) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[index]]).arg(program.as_ref());
-        command
-    }
-
-    /// One run of iperf3, in bytes per second received.
-    fn iperf(&self) -> Result<f64> {
-        let mut server = self.command(1, "iperf3");
-        let mut server = server.args(["-s", "-1"]).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-        // It has no way to say that it listens; the client is simply started again until it does.
-        let deadline = Instant::now() + IPERF_START;
-        let outcome = loop {
-            let output = self
-                .command(0, "iperf3")
-                .args(["-c", &ADDRESSES[1].to_string(), "-t", "1", "-J"])
-                .stdin(Stdio::null())
-                .output()?;
-            let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-            match answer["end"]["sum_received"]["bits_per_second"].as_f64() {
-                Some(bits) => break Ok(bits / 8.0),
-                None if Instant::now() > deadline => break Err(anyhow::anyhow!("iperf3 failed: {}", answer["error"])),
-                None => std::thread::sleep(Duration::from_millis(50)),
-            }
-        };
-        if outcome.is_err() {
-            let _ = server.kill();
-        }
-        let _ = server.wait();
-        outcome
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        remove_hosts();
-    }
-}
-
-fn host_names() -> [String; 2] {
-    ["a", "b"].map(|end| format!("vrdma-demo-{}-{end}", std::process::id()))
-}
-
-/// Removes the namespaces of this process, if there are any.
-pub fn remove_hosts() {
-    for name in host_names() {
-        if Path::new("/run/netns").join(&name).exists() {
-            // What cannot be removed is named after a process that is gone, and `ip netns` lists it.
-            let _ = Command::new("ip").args(["netns", "delete", &name]).stdin(Stdio::null()).status();
-        }
-    }
-}
-
-fn ip(args: &[&str]) -> Result<()> {
-    let output = Command::new("ip").args(args).stdin(Stdio::null()).output().context("cannot run `ip`")?;
-    let reason = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "`ip {}` failed: {}", args.join(" "), reason.trim());
-    Ok(())
+    let _ = server.wait();
+    outcome
 }
