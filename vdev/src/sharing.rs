@@ -42,6 +42,8 @@ pub(crate) fn sharing(isolation: Isolation, link_bytes_per_sec: Option<u64>) -> 
         };
         config.quantum_bytes = turn(TURNS[0], config.quantum_bytes);
         config.short_quantum_bytes = turn(TURNS[1], config.short_quantum_bytes);
+        // What goes ahead is a part of what there is: of the link.
+        config.bytes_per_sec = config.bytes_per_sec.min(rate.max(1));
         config.link_bytes_per_sec = Some((rate / 100 * LINK_PERCENT).max(1));
     }
     config.policy = match isolation {
@@ -73,7 +75,7 @@ mod tests {
         assert_eq!(sharing(Isolation::Vrdma, None), Config::default());
         let slow = sharing(Isolation::Vrdma, Some(250_000_000));
         assert_eq!((slow.quantum_bytes, slow.short_quantum_bytes), (25_000, 5_000));
-        assert_eq!(slow.link_bytes_per_sec, Some(247_500_000));
+        assert_eq!((slow.link_bytes_per_sec, slow.bytes_per_sec), (Some(247_500_000), 250_000_000));
         let slowest = sharing(Isolation::Vrdma, Some(1));
         let packet = rnic::limits::MAX_PACKET;
         assert_eq!((slowest.quantum_bytes, slowest.short_quantum_bytes), (packet, packet), "one packet always");
