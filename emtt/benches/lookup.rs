@@ -101,6 +101,16 @@ fn contiguous(c: &mut Criterion<CpuTime>) {
             });
         });
     }
+    // What the machine needs for as many cache lines as the table has slots, in the same order: no lookup can be faster.
+    let lines: Vec<[u64; 8]> = (0..100_000).map(|n| [n; 8]).collect();
+    let order: Vec<(u32, u64)> = (0..lines.len()).map(|n| ((n * 7919 % lines.len()) as u32, 0)).collect();
+    let mut next = order.iter().cycle();
+    group.bench_function("limit: one cache line of 100000", |b| {
+        b.iter(|| {
+            let (line, _) = *next.next().expect("cycle");
+            black_box(lines[black_box(line) as usize][0])
+        });
+    });
     let mut table = Table::new(1);
     let owner = Owner::Gpu { device: GpuId(0), window: MemId(2) };
     let runs = vec![Segment { owner, addr: 0, len: 64 * GIB }];
@@ -128,6 +138,14 @@ fn scattered(c: &mut Criterion<CpuTime>) {
             at / page * page
         };
         group.throughput(Throughput::Elements(len / page));
+        // What the machine needs to read as many addresses in a row at the same places, and to hand each one on.
+        let addrs: Vec<u64> = (0..region_len / page).collect();
+        group.bench_function(BenchmarkId::new("limit: the addresses alone", name), |b| {
+            b.iter(|| {
+                let first = (next() / page) as usize;
+                addrs[first..first + (len / page) as usize].iter().for_each(|addr| _ = black_box(*addr));
+            });
+        });
         group.bench_function(BenchmarkId::new("emtt", name), |b| b.iter(|| ours(&table, black_box(key), next(), len)));
         group.bench_function(BenchmarkId::new("BTreeMap", name), |b| b.iter(|| theirs(&ranges, next(), len)));
     }
