@@ -19,6 +19,7 @@ pub mod ecmp;
 mod event;
 pub mod fault;
 mod host;
+pub mod many_paths;
 pub mod memory;
 pub mod network;
 pub mod packet;

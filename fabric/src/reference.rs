@@ -57,7 +57,8 @@ impl Run {
         };
         let link = if self.degraded { (0..half.min(8)).map(slow).collect() } else { Vec::new() };
         Scenario {
-            spray: Some(SprayKeys { paths, policy: self.policy.name().to_owned(), ..SprayKeys::default() }),
+            // The reference's window, of bytes in flight, is 1.5 bandwidth-delay products: 63 packets.
+            spray: Some(SprayKeys { paths, policy: self.policy.name().to_owned(), flight: 63, ..SprayKeys::default() }),
             faults: FaultPlan { link, ..FaultPlan::default() },
             ..scenario(k, seed)
         }

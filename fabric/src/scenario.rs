@@ -210,15 +210,24 @@ pub struct SprayKeys {
     pub policy: String,
     /// The congestion window's law: `proportional`, our own, or `nscc`, Ultra Ethernet's.
     pub law: String,
-    /// Packets that may be under way on a connection.
+    /// Packets of a connection from the oldest that is not acknowledged to the newest that was sent.
     pub window: u16,
+    /// Packets of a connection in flight: sent, and neither acknowledged nor taken for lost.
+    pub flight: u16,
     /// The least retransmission time-out, and the first.
     pub rto_us: u32,
 }
 
 impl Default for SprayKeys {
     fn default() -> Self {
-        SprayKeys { paths: 128, policy: "oblivious".to_owned(), law: "nscc".to_owned(), window: 64, rto_us: 250 }
+        SprayKeys {
+            paths: spray::DEFAULT_PATHS,
+            policy: Policy::Mixed.name().to_owned(),
+            law: "nscc".to_owned(),
+            window: 256,
+            flight: 64,
+            rto_us: 250,
+        }
     }
 }
 
@@ -297,6 +306,7 @@ impl Scenario {
         let Some(keys) = &self.spray else { return Ok(None) };
         integer("spray.paths", keys.paths.into(), 1, spray::MAX_PATHS as u64)?;
         integer("spray.window", keys.window.into(), 1, spray::MAX_WINDOW as u64)?;
+        integer("spray.flight", keys.flight.into(), 1, spray::MAX_WINDOW as u64)?;
         integer("spray.rto_us", keys.rto_us.into(), 1, 1_000_000)?;
         let names = || Policy::ALL.map(Policy::name).join(", ");
         let policy = Policy::from_name(&keys.policy).ok_or_else(|| bad("spray.policy", &keys.policy, names()))?;
@@ -311,6 +321,7 @@ impl Scenario {
             policy,
             paths: keys.paths,
             window: keys.window,
+            flight: keys.flight,
             law,
             delay: END_DELAY,
             loss,

@@ -47,6 +47,7 @@ fn spray(rng: &mut Rng) -> SprayKeys {
         policy: Policy::ALL[rng.below(Policy::ALL.len() as u64) as usize].name().to_owned(),
         law: ["nscc", "proportional"][rng.below(2) as usize].to_owned(),
         window: between(rng, 1, 256) as u16,
+        flight: between(rng, 1, 256) as u16,
         rto_us: between(rng, 50, 1000),
     }
 }

@@ -37,6 +37,9 @@ pub struct MultipathConfig {
     pub paths: u16,
     /// Packets that each end takes out of order, 1 to [`spray::MAX_WINDOW`].
     pub window: u16,
+    /// Packets in flight at most, 1 or more. The window has to be larger where packets are lost: those behind a lost one keep their
+    /// places until it has come, and only the others are in flight.
+    pub flight: u16,
     /// The law of the congestion window.
     pub law: spray::Law,
     /// Delay beyond the least round-trip time that is never taken for congestion: what the ends' processors may add.

@@ -16,6 +16,7 @@ use std::time::Duration;
 const CONFIG: MultipathConfig = MultipathConfig {
     policy: Policy::Oblivious,
     paths: 16,
+    flight: 256,
     window: 256,
     law: Law::Proportional,
     delay: Duration::from_micros(50),

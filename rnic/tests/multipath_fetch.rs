@@ -19,6 +19,7 @@ const CONFIG: MultipathConfig = MultipathConfig {
     policy: Policy::Oblivious,
     paths: 16,
     window: 256,
+    flight: 256,
     law: Law::Proportional,
     delay: Duration::from_micros(50),
     loss: LossLimits {

@@ -253,6 +253,7 @@ fn many_paths_are_no_different() {
             policy,
             paths: 1 + seed as u16 % 40,
             window: [16, 64, 256][seed as usize % 3],
+            flight: [256, 32][seed as usize % 2],
             law: Law::Proportional,
             delay: Duration::from_micros(50),
             loss,

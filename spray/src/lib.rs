@@ -47,6 +47,8 @@ pub use sender::{Sender, SenderConfig, SenderCounters, Sent};
 
 /// Most paths of a connection.
 pub const MAX_PATHS: u16 = 256;
+/// Paths of a connection, if nobody says how many: the least that are enough in simulated fabrics of three tiers (`vrdma sim spray`).
+pub const DEFAULT_PATHS: u16 = 64;
 /// Most packets under way, which is also the largest receive window.
 pub const MAX_WINDOW: u16 = roce::wire::spray_ext::MAX_WINDOW;
 

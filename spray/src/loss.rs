@@ -143,18 +143,15 @@ impl Loss {
     }
 
     /// Until when a packet sent at `sent_at` may arrive, on a path with this round-trip time. A path that was never measured is
-    /// given the whole time-out.
+    /// taken for one like the others: of many paths most are measured seldom, and a packet lost on one of those would hold the
+    /// window up for a whole time-out.
     pub fn deadline(&self, sent_at: Instant, path_rtt: Option<Duration>) -> Instant {
-        let rto = self.rto();
-        match path_rtt {
-            Some(rtt) if self.is_overtaken(sent_at) => sent_at + rto.min(rtt + self.reorder_window()),
-            _ => sent_at + rto,
-        }
+        if self.is_overtaken(sent_at) { self.earliest_deadline(sent_at, path_rtt) } else { sent_at + self.rto() }
     }
 
     /// The earliest that [`Loss::deadline`] can become by acknowledgements that are still to come.
     pub fn earliest_deadline(&self, sent_at: Instant, path_rtt: Option<Duration>) -> Instant {
         let rto = self.rto();
-        sent_at + path_rtt.map_or(rto, |rtt| rto.min(rtt + self.reorder_window()))
+        sent_at + path_rtt.or(self.rtt()).map_or(rto, |rtt| rto.min(rtt + self.reorder_window()))
     }
 }

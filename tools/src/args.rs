@@ -63,9 +63,9 @@ pub enum Command {
 #[derive(Debug, clap::Args)]
 pub struct DaemonOptions {
     /// UDP source ports, and so paths of an ECMP network, that one connection spreads its packets over, if the peer's daemon
-    /// offers the same
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(vdev::MAX_PATHS)))]
-    pub paths: u16,
+    /// offers the same; 64 if no number is given
+    #[arg(long, value_name = "N", num_args = 0..=1, value_parser = clap::value_parser!(u16).range(1..=i64::from(vdev::MAX_PATHS)))]
+    pub paths: Option<Option<u16>>,
     /// What the link carries where that is less than this host can send, in bits per second with all headers, such as 2.5G; without it
     /// packets queue below the daemon, where nothing goes ahead of anything
     #[arg(long, value_name = "RATE", value_parser = parse_link)]
@@ -312,6 +312,8 @@ pub enum SimCommand {
     Isolation(SimIsolationOptions),
     /// The way from a NIC to the memory of GPUs: through the host, with ATS, and with final addresses in the NIC's table
     Pcie(SimPcieOptions),
+    /// What many paths per connection are worth: one path and many, side by side
+    Spray(SimSprayOptions),
     /// Simulate the configuration of a published simulator, and compare
     Reference {
         /// Where all chance comes from
@@ -350,6 +352,17 @@ pub struct SimPcieOptions {
     #[arg(value_name = "FILE.toml")]
     pub file: Option<PathBuf>,
     /// Draw the share of the link over working sets, message sizes and devices
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+/// `vrdma sim spray …`.
+#[derive(Debug, clap::Args)]
+pub struct SimSprayOptions {
+    /// Where all chance comes from
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Draw completion times over numbers of paths
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
 }

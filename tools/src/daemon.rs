@@ -13,7 +13,7 @@ pub fn carry_out(place: &Place, options: &DaemonOptions) -> Result<()> {
     // Refuses a directory that is too long with the words of the other commands.
     place.api_socket()?;
     let config = DaemonConfig {
-        paths: options.paths,
+        paths: options.paths.map_or(1, |number| number.unwrap_or(vdev::DEFAULT_PATHS)),
         isolation: match options.isolation {
             IsolationChoice::Vrdma => Isolation::Vrdma,
             IsolationChoice::Off => Isolation::Off,

@@ -70,9 +70,10 @@ impl DaemonConfig {
 
     fn core(&self, seed: u64) -> Config {
         let multipath = (self.paths > 1).then(|| MultipathConfig {
-            policy: Policy::Oblivious,
+            policy: Policy::Mixed,
             paths: self.paths,
             window: WINDOW,
+            flight: WINDOW,
             law: Law::Proportional,
             // A peer on a busy machine may be off its processor for a while.
             delay: Duration::from_millis(1),

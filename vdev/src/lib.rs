@@ -19,4 +19,4 @@ mod sq;
 
 pub use daemon::{API_SOCKET, DEVICE_FOLDER, DEVICE_SOCKET, Daemon, DaemonConfig, StartError, run_until_signal};
 pub use sharing::Isolation;
-pub use spray::MAX_PATHS;
+pub use spray::{DEFAULT_PATHS, MAX_PATHS};

@@ -189,6 +189,7 @@ impl Lab {
             policy: spray::Policy::Single,
             paths: 1,
             window: spray::MAX_WINDOW,
+            flight: spray::MAX_WINDOW,
             law: spray::Law::Proportional,
             delay: END_DELAY,
             loss: NO_LOSS,

@@ -4,6 +4,7 @@ mod isolation;
 mod pcie;
 mod plot;
 mod reference;
+mod spray;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -30,6 +31,7 @@ pub fn carry_out(command: &SimCommand, as_json: bool) -> Result<()> {
         SimCommand::Isolation(options) => isolation::carry_out(options, as_json),
         SimCommand::Pcie(options) => pcie::carry_out(options, as_json),
         SimCommand::Reference { seed } => reference::carry_out(*seed, as_json),
+        SimCommand::Spray(options) => spray::carry_out(options, as_json),
     }
 }
 

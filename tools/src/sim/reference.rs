@@ -18,10 +18,9 @@ use crate::output::{print, print_json, progress_bar, table};
 const K: u32 = 16;
 
 /// Why there are differences.
-const WHY: &str = "Why they differ: a packet that can go any way carries 40 bytes more here. A switch may cut a packet to its headers; the\n\
-    reference's receiver asks for such a packet at once, the core's takes it for lost, and the sender finds out by what comes behind it\n\
-    or by time: that makes the tail, above all beside slow links, of which the reference does not say where they lie. The core's\n\
-    window does not shrink below 50 µs of queueing.";
+const WHY: &str = "Why they differ: a packet that can go any way carries 40 bytes more here, which is 1 % of each time. Of a single path all depends on\n\
+    which flows a hash puts together, and of slow links on where they lie: the permutation, the hash and the place of the links are\n\
+    our own, and other seeds give other figures.";
 
 /// The object that `sim reference --json` prints.
 #[derive(Debug, Serialize)]

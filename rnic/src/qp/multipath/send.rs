@@ -114,7 +114,7 @@ impl Qp {
                 window,
                 first_psn: cursor.psn,
                 law: config.law,
-                limits: WindowLimits::for_software(packet, window, config.delay),
+                limits: WindowLimits::for_software(packet, config.flight.min(window), config.delay),
                 loss: config.loss,
             });
             multipath.tx =
