@@ -5,8 +5,10 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use emtt::{Access, MemId, Owner, Segment};
 use rnic::*;
 use roce::{Gid, Instant, Mtu, Psn, Qpn};
+use spray::{Law, LossLimits, Policy};
 use std::hint::black_box;
 use std::net::IpAddr;
+use std::time::Duration;
 
 const BYTES: usize = 2 << 20;
 
@@ -66,12 +68,25 @@ struct Pair {
     memory: PlainMemory,
     buf: Vec<u8>,
     packets: u64,
+    now: Instant,
 }
 
 impl Pair {
-    fn new(cores: usize) -> Pair {
+    /// With `paths`, connections between the cores are of the spray extension from their first packet on, with so many paths.
+    fn new(cores: usize, paths: Option<u16>) -> Pair {
+        let multipath = paths.map(|paths| MultipathConfig {
+            policy: Policy::Mixed,
+            paths,
+            window: 256,
+            flight: 256,
+            law: Law::Proportional,
+            delay: Duration::from_millis(1),
+            loss: LossLimits::default(),
+            agreed: true,
+            trimmed: false,
+        });
         let mut nics: Vec<Rnic> =
-            (0..cores).map(|n| Rnic::new(Config { seed: n as u64, local_path: true, ..Config::default() })).collect();
+            (0..cores).map(|n| Rnic::new(Config { seed: n as u64, multipath, ..Config::default() })).collect();
         let mut ends = Vec::new();
         for n in 0..2 {
             let nic = n % cores;
@@ -90,14 +105,21 @@ impl Pair {
             let (end, peer) = (&ends[n], &ends[1 - n]);
             connect(&mut nics[end.nic], end.qpn, peer);
         }
-        Pair { nics, ends, memory: PlainMemory(vec![vec![1; BYTES]; 2]), buf: vec![0; 60 << 10], packets: 0 }
+        Pair {
+            nics,
+            ends,
+            memory: PlainMemory(vec![vec![1; BYTES]; 2]),
+            buf: vec![0; 60 << 10],
+            packets: 0,
+            now: Instant::ZERO,
+        }
     }
 
     fn post(&mut self, op: impl Fn(&End) -> SendOp, len: u32) {
         let (end, peer) = (&self.ends[0], &self.ends[1]);
         let buffers = [LocalBuffer::Keyed { lkey: end.mr.lkey, addr: 64, len }];
         let request = SendRequest { wr_id: 1, op: op(peer), flags: SendFlags::empty(), buffers: &buffers, srqn: None };
-        self.nics[end.nic].post_send(Instant::ZERO, end.qpn, &request).unwrap();
+        self.nics[end.nic].post_send(self.now, end.qpn, &request).unwrap();
     }
 
     /// Runs until nothing moves, and returns the number of completions.
@@ -106,7 +128,7 @@ impl Pair {
         loop {
             let mut moved = false;
             for nic in 0..self.nics.len() {
-                while let Some(work) = self.nics[nic].poll_transmit(Instant::ZERO, &mut self.memory, &mut self.buf) {
+                while let Some(work) = self.nics[nic].poll_transmit(self.now, &mut self.memory, &mut self.buf) {
                     moved = true;
                     let Work::Packets(burst) = work else { continue };
                     self.packets += burst.len.div_ceil(burst.segment_len) as u64;
@@ -120,7 +142,7 @@ impl Pair {
                         congested: false,
                         trimmed: false,
                     };
-                    self.nics[to.nic].handle_burst(Instant::ZERO, &meta, &self.buf[..burst.len], &mut self.memory);
+                    self.nics[to.nic].handle_burst(self.now, &meta, &self.buf[..burst.len], &mut self.memory);
                 }
                 while let Some(completion) = self.nics[nic].poll_completion() {
                     assert_eq!(black_box(completion).1.status, Status::Success);
@@ -130,6 +152,7 @@ impl Pair {
             if !moved {
                 return completions;
             }
+            self.now = self.now + Duration::from_micros(1);
         }
     }
 }
@@ -168,8 +191,10 @@ fn read(peer: &End) -> SendOp {
 fn messages(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("message");
     group.throughput(Throughput::Elements(64));
-    for (name, cores) in [("local WRITE 8 B", 1), ("wire WRITE 8 B", 2)] {
-        let mut pair = Pair::new(cores);
+    for (name, cores, paths) in
+        [("local WRITE 8 B", 1, None), ("wire WRITE 8 B", 2, None), ("wire WRITE 8 B, 64 paths", 2, Some(64))]
+    {
+        let mut pair = Pair::new(cores, paths);
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 for _ in 0..64 {
@@ -186,8 +211,14 @@ fn messages(criterion: &mut Criterion) {
 fn packets(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("packet of 4096 B");
     group.throughput(Throughput::Elements(256));
-    for (name, op) in [("WRITE", write as fn(&End) -> SendOp), ("READ", read)] {
-        let mut pair = Pair::new(2);
+    for (name, op, paths) in [
+        ("WRITE", write as fn(&End) -> SendOp, None),
+        ("WRITE, 1 path of the extension", write, Some(1)),
+        ("WRITE, 64 paths", write, Some(64)),
+        ("READ", read, None),
+        ("READ, 64 paths", read, Some(64)),
+    ] {
+        let mut pair = Pair::new(2, paths);
         group.bench_function(name, |bencher| {
             bencher.iter_batched(
                 || (),

@@ -125,7 +125,9 @@ fn links(paths: [&str; 2], used: usize) {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(used > 1 || in_use().len() == 1, "one path, and data goes over the links {:?}", in_use());
-        pair.lose_silently(in_use()[0]);
+        let dead = in_use()[0];
+        pair.lose_silently(dead);
+        println!("a link of {used} died: no data for {:?} at most in the second after it", longest_pause(&pair, dead));
     });
     assert!(in_use().len() > 1, "data went over the links {:?} only", in_use());
     for (daemon, device) in [(&server, "a"), (&client, "b")] {
@@ -133,6 +135,22 @@ fn links(paths: [&str; 2], used: usize) {
         println!("counters: {counters}");
         assert_eq!(counters["sent_spray_pkts"] != 0, paths == ["16", "16"], "{device} with {paths:?} paths: {counters}");
     }
+}
+
+/// The longest time within the next second in which the links that are left carried nothing, if they
+/// did carry something after it.
+fn longest_pause(pair: &NetnsPair, dead: usize) -> Duration {
+    let sent = || (0..LINKS).filter(|&link| link != dead).map(|link| pair.sent_over(1, link)).sum::<u64>();
+    let until = Instant::now() + Duration::from_secs(1);
+    let (mut longest, mut moved_at, mut before) = (Duration::ZERO, Instant::now(), sent());
+    while Instant::now() < until {
+        let now = sent();
+        if now > before {
+            longest = longest.max(moved_at.elapsed());
+            (moved_at, before) = (Instant::now(), now);
+        }
+    }
+    longest
 }
 
 #[test]
