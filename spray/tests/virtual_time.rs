@@ -19,7 +19,8 @@ fn spraying() -> impl Iterator<Item = Policy> {
 }
 
 /// Paths between 10 and 85 µs: packets overtake each other all the time, and none is sent twice that was not dropped by a queue
-/// (which happens to policies that crowd one path).
+/// (which happens to policies that crowd one path; to them all paths are like that one until they have tried them, and a path's
+/// first packet may be given up too early).
 #[test]
 fn reordering_alone_causes_no_retransmission() {
     for policy in spraying() {
@@ -27,8 +28,9 @@ fn reordering_alone_causes_no_retransmission() {
         let mut pipe = Pipe::new(&config(policy, 16), paths, 4);
         pipe.run(TOTAL);
         let counters = pipe.sender.counters();
-        assert_eq!((counters.sent, counters.resent), (TOTAL, pipe.dropped), "{policy:?}: {counters:?}");
-        assert!(pipe.dropped == 0 || policy == Policy::BestRtt, "{policy:?} {}", pipe.dropped);
+        assert_eq!((counters.sent, counters.resent), (TOTAL, pipe.dropped + counters.spurious), "{policy:?}: {counters:?}");
+        assert!(counters.resent == 0 || policy == Policy::BestRtt, "{policy:?}: {counters:?}");
+        assert!(counters.spurious <= 16, "{policy:?}: {counters:?}");
         assert!(policy == Policy::BestRtt || pipe.held_most > 16, "{policy:?} reorders: {}", pipe.held_most);
     }
 }

@@ -133,7 +133,7 @@ fn links(paths: [&str; 2], used: usize) {
     for (daemon, device) in [(&server, "a"), (&client, "b")] {
         let counters = daemon.device(device)["counters"].clone();
         println!("counters: {counters}");
-        assert_eq!(counters["sent_spray_pkts"] != 0, paths == ["16", "16"], "{device} with {paths:?} paths: {counters}");
+        assert_eq!(counters["sent_spray_pkts"] != 0, paths == ["64", "64"], "{device} with {paths:?} paths: {counters}");
     }
 }
 
@@ -155,7 +155,7 @@ fn longest_pause(pair: &NetnsPair, dead: usize) -> Duration {
 
 #[test]
 fn many_paths_over_four_links_of_which_one_dies() {
-    links(["16", "16"], LINKS);
+    links(["64", "64"], LINKS);
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn one_path_that_dies() {
     links(["1", "1"], 1);
 }
 
-/// Unmodified programs, each operation on many paths: most of what the one sends that has the data is of the extension, and all links carry it.
+/// Unmodified programs, each operation on many paths: most of what the one sends that has the data is of the extension, and several links carry it.
 #[test]
 fn programs_on_many_paths() {
     let _turn = one_at_a_time();
@@ -179,7 +179,7 @@ fn programs_on_many_paths() {
     }
     for (program, options) in rows {
         let pair = NetnsPair::with_links(9000, LINKS);
-        let options_of = || DaemonOptions { words: vec!["--paths".into(), "16".into()], ..DaemonOptions::default() };
+        let options_of = || DaemonOptions { words: vec!["--paths".into(), "64".into()], ..DaemonOptions::default() };
         let [mut server, mut client] = pair.daemons_with([options_of(), options_of()]);
         let side = Side { daemon: &mut server, device: "a" };
         let row = Row { program, options, report: Report::ONE_SIZE };
@@ -190,8 +190,9 @@ fn programs_on_many_paths() {
             println!("{program} {device}: {counters}");
             let is_heavy = end == usize::from(program != "ib_read_bw");
             assert!(!is_heavy || sprayed * 2 > sent, "{program} {options}, {device}: {sprayed} of {sent} packets");
-            let idle = (0..LINKS).filter(|&link| pair.sent_over(end, link) <= IN_USE).count();
-            assert!(!is_heavy || idle == 0, "{program} {options}: {idle} links without data");
+            // Paths that do well are used again and again; they need not lie on all links.
+            let used = (0..LINKS).filter(|&link| pair.sent_over(end, link) > IN_USE).count();
+            assert!(!is_heavy || used > 1, "{program} {options}: {used} links with data");
         }
     }
 }
@@ -199,6 +200,6 @@ fn programs_on_many_paths() {
 /// A peer that keeps to one path has the other one do so too.
 #[test]
 fn one_path_that_dies_on_the_way_to_one_that_offers_more() {
-    links(["1", "16"], 1);
-    links(["16", "1"], 1);
+    links(["1", "64"], 1);
+    links(["64", "1"], 1);
 }
