@@ -19,8 +19,8 @@ fn spraying() -> impl Iterator<Item = Policy> {
 }
 
 /// Paths between 10 and 85 µs: packets overtake each other all the time, and none is sent twice that was not dropped by a queue
-/// (which happens to policies that crowd one path; to them all paths are like that one until they have tried them, and a path's
-/// first packet may be given up too early).
+/// (which happens to policies that crowd one path), but for a path's first packet: until a path has been measured it is taken for one
+/// like the others.
 #[test]
 fn reordering_alone_causes_no_retransmission() {
     for policy in spraying() {
@@ -29,7 +29,7 @@ fn reordering_alone_causes_no_retransmission() {
         pipe.run(TOTAL);
         let counters = pipe.sender.counters();
         assert_eq!((counters.sent, counters.resent), (TOTAL, pipe.dropped + counters.spurious), "{policy:?}: {counters:?}");
-        assert!(counters.resent == 0 || policy == Policy::BestRtt, "{policy:?}: {counters:?}");
+        assert!(pipe.dropped == 0 || policy == Policy::BestRtt, "{policy:?} {}", pipe.dropped);
         assert!(counters.spurious <= 16, "{policy:?}: {counters:?}");
         assert!(policy == Policy::BestRtt || pipe.held_most > 16, "{policy:?} reorders: {}", pipe.held_most);
     }
