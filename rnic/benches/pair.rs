@@ -5,7 +5,6 @@ use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_mai
 use emtt::{Access, MemId, Owner, Segment};
 use rnic::*;
 use roce::{Gid, Instant, Mtu, Psn, Qpn};
-use spray::{Law, LossLimits, Policy};
 use std::hint::black_box;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -75,15 +74,10 @@ impl Pair {
     /// With `paths`, connections between the cores are of the spray extension from their first packet on, with so many paths.
     fn new(cores: usize, paths: Option<u16>) -> Pair {
         let multipath = paths.map(|paths| MultipathConfig {
-            policy: Policy::Mixed,
             paths,
-            window: 256,
-            flight: 256,
-            law: Law::Proportional,
             delay: Duration::from_millis(1),
-            loss: LossLimits::default(),
             agreed: true,
-            trimmed: false,
+            ..MultipathConfig::default()
         });
         let mut nics: Vec<Rnic> =
             (0..cores).map(|n| Rnic::new(Config { seed: n as u64, multipath, ..Config::default() })).collect();

@@ -53,6 +53,23 @@ pub struct MultipathConfig {
     pub trimmed: bool,
 }
 
+impl Default for MultipathConfig {
+    /// Many paths, agreed with each peer, between ends that have a processor for themselves and switches that trim nothing.
+    fn default() -> Self {
+        MultipathConfig {
+            policy: spray::Policy::Mixed,
+            paths: spray::DEFAULT_PATHS,
+            window: 256,
+            flight: 256,
+            law: spray::Law::Proportional,
+            delay: core::time::Duration::from_micros(50),
+            loss: spray::LossLimits::default(),
+            agreed: false,
+            trimmed: false,
+        }
+    }
+}
+
 impl Default for Config {
     fn default() -> Self {
         Config { seed: 0, local_path: true, sharing: isolation::Config::default(), multipath: None }

@@ -7,30 +7,14 @@ use harness::*;
 use rnic::*;
 use roce::wire::spray_ext::{Code, Ext, Packet, is_extension};
 use roce::wire::{Headers, Kind};
-use spray::{Law, LossLimits, Policy};
+use spray::Policy;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-const CONFIG: MultipathConfig = MultipathConfig {
-    policy: Policy::Oblivious,
-    paths: 16,
-    flight: 256,
-    window: 256,
-    law: Law::Proportional,
-    delay: Duration::from_micros(50),
-    loss: LossLimits {
-        rto_floor: Duration::from_micros(250),
-        rto_start: Duration::from_millis(2),
-        rto_ceiling: Duration::from_millis(100),
-    },
-    agreed: false,
-    trimmed: false,
-};
-
 fn setup(multipath: [bool; 2]) -> Setup {
-    Setup { multipath: multipath.map(|on| on.then_some(CONFIG)), ..Setup::new(Route::Wire) }
+    Setup { multipath: multipath.map(|on| on.then_some(MULTIPATH)), ..Setup::new(Route::Wire) }
 }
 
 /// A pair that has agreed, after enough packets of another message.
@@ -175,7 +159,7 @@ fn any_packet_of_the_negotiation_may_be_lost() {
 #[test]
 fn everything_works_over_loss_reordering_and_duplication() {
     for (seed, policy) in (0..).zip(Policy::ALL) {
-        let config = MultipathConfig { policy, ..CONFIG };
+        let config = MultipathConfig { policy, ..MULTIPATH };
         // The numbers wrap inside.
         let setup = Setup { multipath: [Some(config); 2], seed, psn: 0xFF_FF00, timeout: 10, ..Setup::new(Route::Wire) };
         let (mut world, a, b) = agreed(setup);

@@ -9,31 +9,17 @@ use rnic::*;
 use roce::Mtu;
 use roce::wire::icrc;
 use roce::wire::spray_ext::{Code, Ext, Offer, Packet, feature, is_extension};
-use spray::{Law, LossLimits, Policy};
+use spray::Policy;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-const CONFIG: MultipathConfig = MultipathConfig {
-    policy: Policy::Oblivious,
-    paths: 16,
-    window: 256,
-    flight: 256,
-    law: Law::Proportional,
-    delay: Duration::from_micros(50),
-    loss: LossLimits {
-        rto_floor: Duration::from_micros(250),
-        rto_start: Duration::from_millis(2),
-        rto_ceiling: Duration::from_millis(100),
-    },
-    agreed: true,
-    trimmed: false,
-};
+const AGREED: MultipathConfig = MultipathConfig { agreed: true, ..MULTIPATH };
 
 /// Both ends know that they spray.
 fn setup() -> Setup {
-    Setup { multipath: [Some(CONFIG); 2], timeout: 10, ..Setup::new(Route::Wire) }
+    Setup { multipath: [Some(AGREED); 2], timeout: 10, ..Setup::new(Route::Wire) }
 }
 
 /// Source ports of the recorded packets of a kind.
@@ -125,7 +111,7 @@ fn any_kind_of_packet_may_be_lost_or_come_twice_or_late() {
 #[test]
 fn mixed_streams_over_a_bad_network() {
     for (seed, policy) in (0..).zip(Policy::ALL) {
-        let config = MultipathConfig { policy, ..CONFIG };
+        let config = MultipathConfig { policy, ..AGREED };
         let (mut world, a, b) = World::pair(Setup { seed, multipath: [Some(config); 2], ..setup() });
         world.faults(Faults { loss: 0.03, reordering: 0.5, duplication: 0.03, corruption: 0.01, ..Faults::default() });
         for _ in 0..3 {
@@ -262,7 +248,7 @@ fn a_read_waits_behind_a_send_that_waits() {
 /// A peer whose offer does not have the feature gets READs and atomics in the plain way, and the rest on many paths.
 #[test]
 fn a_peer_without_the_feature_is_asked_plainly() {
-    let config = MultipathConfig { agreed: false, ..CONFIG };
+    let config = MULTIPATH;
     let (mut world, a, b) = World::pair(Setup { multipath: [Some(config); 2], ..setup() });
     world.link.record = Some(vec![]);
     world.link.filter = Some(Box::new(|packet| packet.bytes[0] != Code::Offer as u8));
@@ -310,7 +296,7 @@ fn answers_that_never_come_end_the_connection() {
 #[test]
 fn what_a_switch_has_trimmed_is_sent_again_at_once() {
     for kind in [Code::Write, Code::ReadResponse] {
-        let config = MultipathConfig { trimmed: true, ..CONFIG };
+        let config = MultipathConfig { trimmed: true, ..AGREED };
         let (mut world, a, b) = World::pair(Setup { multipath: [Some(config); 2], ..setup() });
         world.link.record = Some(vec![]);
         world.faults(Faults { trimming: 0.2, ..Faults::default() });
@@ -349,7 +335,7 @@ fn what_a_switch_has_trimmed_is_sent_again_at_once() {
 /// What is left of a packet, made up by anybody: at worst a packet is sent twice.
 #[test]
 fn made_up_remains_do_no_harm() {
-    let config = MultipathConfig { trimmed: true, ..CONFIG };
+    let config = MultipathConfig { trimmed: true, ..AGREED };
     let (mut world, a, b) = World::pair(Setup { multipath: [Some(config); 2], ..setup() });
     mixed(&mut world, &a, &b, 2);
     let mut rng = world.link.rng.clone();

@@ -7,9 +7,8 @@ use harness::link::{Faults, Rng};
 use harness::*;
 use rnic::*;
 use roce::Mtu;
-use spray::{Law, LossLimits, Policy};
+use spray::Policy;
 use std::collections::VecDeque;
-use std::time::Duration;
 
 /// The memory of each end is split, so that what one operation reads no other one in flight writes: sources and counters for
 /// READ and atomics at the bottom, then one private slot per request.
@@ -248,17 +247,14 @@ fn duplication_reordering_and_corruption() {
 fn many_paths_are_no_different() {
     let mut sprayed = 0;
     for (seed, policy) in (40..).zip(Policy::ALL.into_iter().cycle().take(16)) {
-        let loss = LossLimits { rto_floor: Duration::from_micros(250), ..LossLimits::default() };
         let config = MultipathConfig {
             policy,
             paths: 1 + seed as u16 % 40,
             window: [16, 64, 256][seed as usize % 3],
             flight: [256, 32][seed as usize % 2],
-            law: Law::Proportional,
-            delay: Duration::from_micros(50),
-            loss,
             agreed: seed % 4 != 0,
             trimmed: true,
+            ..MULTIPATH
         };
         let mut rng = Rng::new(seed);
         let mut rate = |most: u64| rng.below(most) as f64 / 1000.0;

@@ -153,16 +153,19 @@ impl Sender {
 
     /// Whether a new packet of `bytes` bytes may be sent now: neither window is full, and nothing lost goes before it.
     pub fn may_send(&self, bytes: u16) -> bool {
-        let begun = self.board.next().distance_from(self.board.oldest()) as u32;
-        self.board.lost_packets() == 0 && self.board.room() > 0 && begun < self.peer_window && self.has_window(bytes)
+        self.board.lost_packets() == 0 && self.room() > 0 && self.has_window(bytes)
     }
 
     /// Whether so many packets, `bytes` bytes together, may be asked for now, or one if nothing else is under way. Less than all is not
     /// worth a request.
     pub fn may_fetch(&self, packets: u32, bytes: u16) -> bool {
+        (self.board.in_flight() == 0 || self.room() >= packets) && self.may_send(bytes)
+    }
+
+    /// New packets that both windows of packets have room for, the peer's and that of what is remembered here.
+    fn room(&self) -> u32 {
         let begun = self.board.next().distance_from(self.board.oldest()) as u32;
-        let has_room = self.board.in_flight() == 0 || self.board.room().min(self.peer_window.saturating_sub(begun)) >= packets;
-        has_room && self.may_send(bytes)
+        self.board.room().min(self.peer_window.saturating_sub(begun))
     }
 
     /// Takes the next PSN for a new packet of `bytes` bytes, on the path that the policy picks.
@@ -197,9 +200,8 @@ impl Sender {
     /// # Panics
     /// Unless the first was allowed: a fault of the caller.
     pub fn fetch(&mut self, now: Instant, bytes: impl Iterator<Item = u16> + Clone) -> (Sent, u32) {
-        let begun = self.board.next().distance_from(self.board.oldest()) as u32;
-        let room = self.board.room().min(self.peer_window.saturating_sub(begun)).max(1);
-        let (count, total) = self.fitting(bytes.clone().take(room as usize));
+        let room = self.room().max(1) as usize;
+        let (count, total) = self.fitting(bytes.clone().take(room));
         let path = self.paths.pick(now, total, None);
         if self.board.oldest() == self.board.next() {
             self.heard_at = now;

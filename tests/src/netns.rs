@@ -2,6 +2,7 @@
 
 use crate::{Daemon, DaemonOptions};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -71,11 +72,14 @@ impl NetnsPair {
         }
     }
 
-    /// Packets that left an end over a link of [`Self::with_links`].
-    pub fn sent_over(&self, end: usize, link: usize) -> u64 {
-        let stats: Value =
-            serde_json::from_str(&ip(&format!("-n {} -j -s link show wire{link}", self.names[end]))).expect("JSON");
-        stats[0]["stats64"]["tx"]["packets"].as_u64().expect("a count")
+    /// Packets that left an end over each link of [`Self::with_links`], all looked at together.
+    pub fn sent_over_links(&self, end: usize) -> Vec<u64> {
+        let all: Value = serde_json::from_str(&ip(&format!("-n {} -j -s link show", self.names[end]))).expect("JSON");
+        let all = all.as_array().expect("a list").iter();
+        let link = |one: &Value| one["ifname"].as_str()?.strip_prefix("wire")?.parse::<usize>().ok();
+        let sent: BTreeMap<usize, u64> =
+            all.filter_map(|one| Some((link(one)?, one["stats64"]["tx"]["packets"].as_u64().expect("a count")))).collect();
+        sent.into_values().collect()
     }
 
     /// Makes the pair, both interfaces with this Ethernet MTU. Needs root.

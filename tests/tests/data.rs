@@ -106,6 +106,11 @@ fn wire_mtu_4096_with_loss_reordering_and_duplication() {
 const IN_USE: u64 = 100;
 const LINKS: usize = 4;
 
+fn links_in_use(pair: &NetnsPair, end: usize) -> Vec<usize> {
+    let sent = pair.sent_over_links(end);
+    (0..LINKS).filter(|&link| sent[link] > IN_USE).collect()
+}
+
 /// Four links between the daemons, of which one goes dead, and tells nobody, when so many have carried data.
 fn links(paths: [&str; 2], used: usize) {
     let _turn = one_at_a_time();
@@ -115,7 +120,7 @@ fn links(paths: [&str; 2], used: usize) {
     let pair = NetnsPair::with_links(9000, LINKS);
     let options = paths.map(|paths| DaemonOptions { words: vec!["--paths".into(), paths.into()], ..DaemonOptions::default() });
     let [mut server, mut client] = pair.daemons_with(options);
-    let in_use = || (0..LINKS).filter(|&link| pair.sent_over(1, link) > IN_USE).collect::<Vec<_>>();
+    let in_use = || links_in_use(&pair, 1);
     let plan = Plan { rounds: 300, max_bytes: 16 << 20, mtu_code: 5 };
     // The programs' own connection is not to die with the link.
     compare_while(&mut server, Some(&mut client), NetnsPair::ASIDE, &plan, || {
@@ -140,7 +145,9 @@ fn links(paths: [&str; 2], used: usize) {
 /// The longest time within the next second in which the links that are left carried nothing, if they
 /// did carry something after it.
 fn longest_pause(pair: &NetnsPair, dead: usize) -> Duration {
-    let sent = || (0..LINKS).filter(|&link| link != dead).map(|link| pair.sent_over(1, link)).sum::<u64>();
+    let sent = || {
+        pair.sent_over_links(1)[..LINKS].iter().enumerate().filter(|&(link, _)| link != dead).map(|(_, sent)| sent).sum::<u64>()
+    };
     let until = Instant::now() + Duration::from_secs(1);
     let (mut longest, mut moved_at, mut before) = (Duration::ZERO, Instant::now(), sent());
     while Instant::now() < until {
@@ -191,7 +198,7 @@ fn programs_on_many_paths() {
             let is_heavy = end == usize::from(program != "ib_read_bw");
             assert!(!is_heavy || sprayed * 2 > sent, "{program} {options}, {device}: {sprayed} of {sent} packets");
             // Paths that do well are used again and again; they need not lie on all links.
-            let used = (0..LINKS).filter(|&link| pair.sent_over(end, link) > IN_USE).count();
+            let used = links_in_use(&pair, end).len();
             assert!(!is_heavy || used > 1, "{program} {options}: {used} links with data");
         }
     }

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rnic::{Config, MultipathConfig};
-use spray::{Law, LossLimits, Policy};
+use spray::LossLimits;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
@@ -30,8 +30,6 @@ pub const API_SOCKET: &str = "api.sock";
 pub const DEVICE_FOLDER: &str = "dev";
 /// File name of a device's socket in its folder.
 pub const DEVICE_SOCKET: &str = "sock";
-/// Packets that a connection over many paths takes out of order.
-const WINDOW: u16 = 256;
 /// File name of the lock that says which daemon serves a directory.
 const LOCK_FILE: &str = "lock";
 
@@ -70,17 +68,13 @@ impl DaemonConfig {
 
     fn core(&self, seed: u64) -> Config {
         let multipath = (self.paths > 1).then(|| MultipathConfig {
-            policy: Policy::Mixed,
             paths: self.paths,
-            window: WINDOW,
-            flight: WINDOW,
-            law: Law::Proportional,
             // A peer on a busy machine may be off its processor for a while.
             delay: Duration::from_millis(1),
             loss: LossLimits { rto_floor: Duration::from_millis(2), ..LossLimits::default() },
-            agreed: false,
             // The kernel keeps packets whose checksum is that of what was cut off to itself.
             trimmed: false,
+            ..MultipathConfig::default()
         });
         Config { seed, local_path: self.local_path, multipath, sharing: sharing(self.isolation, self.link_bytes_per_sec) }
     }

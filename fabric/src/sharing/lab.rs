@@ -190,11 +190,10 @@ impl Lab {
             paths: 1,
             window: spray::MAX_WINDOW,
             flight: spray::MAX_WINDOW,
-            law: spray::Law::Proportional,
             delay: END_DELAY,
             loss: NO_LOSS,
             agreed: true,
-            trimmed: false,
+            ..MultipathConfig::default()
         };
         let config = |n| Config {
             seed: n as u64,

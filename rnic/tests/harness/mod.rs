@@ -10,6 +10,7 @@ use link::{Faults, Link, Packet};
 use memory::SimMemory;
 use rnic::*;
 use roce::{Gid, Instant, Lkey, Mtu, Psn, Qpn, Rkey, Srqn};
+use spray::{Law, LossLimits, Policy};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -27,6 +28,23 @@ pub const BOTH: [Route; 2] = [Route::Local, Route::Wire];
 pub const MEMORY: usize = 4 << 20;
 /// Address of the first registered byte in work requests.
 pub const BASE: u64 = 0x10_0000_1000;
+
+/// Many paths over links as short as these, agreed with the peer; packets that are late are sent again soon.
+pub const MULTIPATH: MultipathConfig = MultipathConfig {
+    policy: Policy::Oblivious,
+    paths: 16,
+    window: 256,
+    flight: 256,
+    law: Law::Proportional,
+    delay: Duration::from_micros(50),
+    loss: LossLimits {
+        rto_floor: Duration::from_micros(250),
+        rto_start: Duration::from_millis(2),
+        rto_ceiling: Duration::from_millis(100),
+    },
+    agreed: false,
+    trimmed: false,
+};
 
 /// Bursts or copies that a core does between two looks at what has arrived, and how long they take.
 const STEPS_PER_ROUND: u32 = 3;

@@ -133,15 +133,9 @@ fn rows(reports: &[Report]) -> Vec<Row> {
         unreachable!("there are more trials")
     };
     let [deep_perm_one, deep_perm_many, deep_ring_one, deep_ring_many] = deep else { unreachable!("as many as before") };
-    let at_least = |id, metric, (one, many), value: f64, bar: f64| Row {
-        id,
-        metric,
-        one,
-        many,
-        value: Some(value),
-        bar,
-        meets_bar: value >= bar,
-    };
+    let row =
+        |id, metric, (one, many), value: Option<f64>, bar: f64, meets_bar| Row { id, metric, one, many, value, bar, meets_bar };
+    let at_least = |id, metric, pair, value: f64, bar: f64| row(id, metric, pair, Some(value), bar, value >= bar);
     let faster = |id, metric, one: f64, many: f64, bar| at_least(id, metric, (one, many), one / many, bar);
     let shallower = |id, one: &Report, many: &Report| {
         let (one, many) = (f64::from(deepest(one)), f64::from(deepest(many)));
@@ -157,24 +151,19 @@ fn rows(reports: &[Report]) -> Vec<Row> {
     rows.push(shallower("permutation", deep_perm_one, deep_perm_many));
     rows.push(shallower("ring all-reduce", deep_ring_one, deep_ring_many));
     let recovery = many_paths::recovery(dead, RECOVERED);
-    rows.push(Row {
-        id: "1 of 16 uplinks dead",
-        metric: "rate afterwards, % of before",
-        one: healthy.completion_us.mean,
-        many: dead.completion_us.mean,
-        value: recovery.map(|recovery| 100.0 * recovery.goodput),
-        bar: 100.0 * RECOVERED,
-        meets_bar: recovery.is_some_and(|recovery| recovery.goodput >= RECOVERED),
-    });
-    rows.push(Row {
-        id: "1 of 16 uplinks dead",
-        metric: "recovered within, µs",
-        one: healthy.completion_us.mean,
-        many: dead.completion_us.mean,
-        value: recovery.map(|recovery| recovery.after_us),
-        bar: 100.0,
-        meets_bar: recovery.is_some_and(|recovery| recovery.after_us <= 100.0),
-    });
+    let pair = (healthy.completion_us.mean, dead.completion_us.mean);
+    let rate = recovery.map(|recovery| 100.0 * recovery.goodput);
+    let within = recovery.map(|recovery| recovery.after_us);
+    let is_met = rate.is_some_and(|rate| rate >= 100.0 * RECOVERED);
+    rows.push(row("1 of 16 uplinks dead", "rate afterwards, % of before", pair, rate, 100.0 * RECOVERED, is_met));
+    rows.push(row(
+        "1 of 16 uplinks dead",
+        "recovered within, µs",
+        pair,
+        within,
+        100.0,
+        within.is_some_and(|after| after <= 100.0),
+    ));
     let (without, with) = (healthy.completion_us.mean, lossy.completion_us.mean);
     rows.push(at_least("1 % loss", "mean flow, µs; rate, %", (without, with), 100.0 * goodput(lossy) / goodput(healthy), 90.0));
     rows
