@@ -4,7 +4,6 @@ use super::{Controller, Held, MAX_JOBS, Refused};
 use crate::coflow::CoflowError;
 use crate::id::{JobId, LinkId};
 use crate::policy::Event;
-use crate::policy::terra::Terra;
 use crate::wan::Wan;
 use crate::workload::{Job, Workload, WorkloadError};
 use std::collections::BTreeSet;
@@ -57,8 +56,8 @@ impl Controller {
             let coflow = stage.coflow.id;
             self.owner.remove(&coflow);
             self.refused.remove(&coflow);
-            self.paused.remove(&coflow);
-            if self.running.remove(&coflow).is_some() {
+            // A paused one may have a promise.
+            if self.running.remove(&coflow).or_else(|| self.paused.remove(&coflow)).is_some() {
                 self.events.push(Event::CoflowDone(coflow));
             }
         }
@@ -125,9 +124,8 @@ impl Controller {
         } else {
             self.wan = wan;
             self.apply_silence();
-            // What the schedule remembers is about a smaller network.
-            self.policy = Terra::new(self.config.policy);
-            self.events = self.running.keys().map(|id| Event::Arrival(*id)).collect();
+            self.policy.grow_network();
+            self.events.push(Event::Wake);
         }
         self.decide();
         Ok(())

@@ -128,8 +128,7 @@ impl Controller {
         for id in stopped {
             let active = self.running.remove(&id).expect("found there");
             self.paused.insert(id, active);
-            // For the schedule it is gone; it will arrive again.
-            self.events.push(Event::CoflowDone(id));
+            self.events.push(Event::Paused(id));
         }
     }
 

@@ -1,8 +1,10 @@
 //! The controller's state as it survives a restart: plain values with names, checked like any other input when they come back.
 
 use super::{Config, Controller, Finished, Held, Refused};
+use crate::allocation::{Allocation, GroupRates, PathRate, check};
 use crate::coflow::{Coflow, FlowGroup};
 use crate::id::{CoflowId, Epoch, JobId};
+use crate::path::Path;
 use crate::policy::Active;
 use crate::wan::{MIN_CAPACITY_GBPS, Wan};
 use crate::workload::{Job, Stage, Workload};
@@ -65,6 +67,16 @@ struct SavedGroup {
     volume_gbit: f64,
     flows: u32,
     left_gbit: f64,
+    /// Paths and rates that are set aside for the deadline of its coflow, if that is promised.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    promised: Vec<SavedLane>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedLane {
+    sites: Vec<String>,
+    gbps: f64,
 }
 
 fn bad(error: impl ToString) -> Refused {
@@ -79,12 +91,18 @@ impl Controller {
         let links = links.map(|(link, &gbps)| SavedLink { from: name(link.from), to: name(link.to), gbps });
         let stage = |held: &Held, index: usize, stage: &Stage| {
             let active = self.running.get(&stage.coflow.id).or_else(|| self.paused.get(&stage.coflow.id));
+            let promise = self.policy.promise(stage.coflow.id).filter(|_| active.is_some());
+            let lane = |rate: &PathRate| SavedLane {
+                sites: rate.path.sites(&self.wan).into_iter().map(name).collect(),
+                gbps: rate.rate_gbps,
+            };
             let group = |(index, group): (usize, &FlowGroup)| SavedGroup {
                 from: name(group.src),
                 to: name(group.dst),
                 volume_gbit: group.volume_gbit,
                 flows: group.flows,
                 left_gbit: active.map_or(group.volume_gbit, |active| active.remaining_gbit[index]),
+                promised: promise.map_or_else(Vec::new, |rates| rates[index].iter().map(lane).collect()),
             };
             SavedStage {
                 coflow: stage.coflow.id.0,
@@ -137,6 +155,7 @@ impl Controller {
         for (job, saved) in workload.jobs.into_iter().zip(&saved.jobs) {
             controller.go_on(job, saved)?;
         }
+        controller.check_promises()?;
         controller.decide();
         Ok(controller)
     }
@@ -162,9 +181,22 @@ impl Controller {
             self.releases.start(id, index);
             let mut active = Active::new(self.jobs[&id].job.stages[index].coflow.clone(), arrived_s);
             active.remaining_gbit = remaining(&active.coflow, &stage.groups)?;
+            if stage.groups.iter().any(|group| !group.promised.is_empty()) {
+                let at_s = active.deadline_at_s();
+                let at_s = at_s.ok_or_else(|| bad(format!("coflow {} is promised no deadline", active.coflow.id)))?;
+                self.policy.resume_promise(active.coflow.id, at_s, promised(&self.wan, &active.coflow, &stage.groups)?);
+            }
             self.paused.insert(active.coflow.id, active);
         }
         Ok(())
+    }
+
+    /// What all promises set aside must fit the links.
+    fn check_promises(&self) -> Result<(), Refused> {
+        let coflows = || self.paused.values().map(|active| &active.coflow);
+        let of = |coflow: &Coflow| Some((coflow.id, self.policy.promise(coflow.id)?.clone()));
+        let all = Allocation { coflows: coflows().filter_map(of).collect() };
+        check(&self.wan, coflows(), &all).map_err(|fault| bad(format!("what is promised does not fit: {fault}")))
     }
 }
 
@@ -202,6 +234,18 @@ fn job(wan: &Wan, saved: &SavedJob) -> Result<Job, Refused> {
         Ok(Stage { coflow, name: stage.name.clone(), after: stage.after.clone() })
     });
     Ok(Job { id: JobId(saved.id), arrival_s: saved.arrival_s, stages: stages.collect::<Result<_, Refused>>()? })
+}
+
+/// The rates that are set aside for a promised coflow; whether they fit it and the links is still to be checked.
+fn promised(wan: &Wan, coflow: &Coflow, saved: &[SavedGroup]) -> Result<GroupRates, Refused> {
+    let lane = |lane: &SavedLane| {
+        let sites: Vec<_> = lane.sites.iter().map(|site| wan.site(site)).collect::<Result<_, _>>().map_err(bad)?;
+        let links: Option<Vec<_>> = sites.windows(2).map(|ends| wan.link_between(ends[0], ends[1])).collect();
+        let path = links.and_then(|links| Path::from_links(wan, &links));
+        let path = path.ok_or_else(|| bad(format!("coflow {} cannot go over {:?}", coflow.id, lane.sites)))?;
+        Ok(PathRate { path, rate_gbps: lane.gbps })
+    };
+    saved.iter().map(|group| group.promised.iter().map(lane).collect()).collect()
 }
 
 /// What the FlowGroups of a released coflow still have to send.

@@ -74,8 +74,10 @@ pub enum Event {
     Arrival(CoflowId),
     /// A FlowGroup is done, its coflow is not.
     GroupDone(CoflowId, usize),
-    /// A coflow is done, or was cancelled, and is no longer active.
+    /// A coflow is done, or was cancelled, and will never be active again.
     CoflowDone(CoflowId),
+    /// A coflow cannot send for a while, and is not active until it arrives again. What it was promised stays promised.
+    Paused(CoflowId),
     /// A link carries another amount than it did.
     Capacity {
         /// The link.

@@ -81,6 +81,7 @@ pub struct Terra {
     served_s: BTreeMap<CoflowId, f64>,
     starving: BTreeSet<CoflowId>,
     headroom_was: f64,
+    is_new_network: bool,
     work: Work,
 }
 
@@ -119,6 +120,7 @@ impl Terra {
             served_s: BTreeMap::new(),
             starving: BTreeSet::new(),
             headroom_was: 0.0,
+            is_new_network: false,
             work: Work::default(),
         }
     }
@@ -134,11 +136,12 @@ impl Terra {
     }
 
     fn decide(&mut self, solver: &mut Solver, state: &State, events: &[Event]) -> Decision {
+        self.note_pauses(events);
         self.forget_absent(state);
         let mut refused = Vec::new();
         let mut dirty: BTreeSet<CoflowId> = BTreeSet::new();
-        let fell = events.iter().any(|event| matches!(event, Event::Capacity { .. }));
-        let mut full = fell && self.must_replan(state, events);
+        let fell = self.is_new_network || events.iter().any(|event| matches!(event, Event::Capacity { .. }));
+        let mut full = std::mem::take(&mut self.is_new_network) || fell && self.must_replan(state, events);
         if fell {
             let lost = self.promises.recheck(solver, state, self.config.admission);
             full |= !lost.is_empty();
@@ -148,25 +151,22 @@ impl Terra {
             // Prices of a network that is no more.
             self.prices.clear();
         }
-        for event in events {
-            match *event {
-                Event::Arrival(id) => {
-                    let Some(active) = state.active.get(&id) else { continue };
-                    self.served_s.insert(id, state.now_s);
-                    if active.coflow.deadline_s.is_some() {
-                        if self.promises.admit(solver, state, active, self.config.admission) {
-                            full = true;
-                        } else {
-                            refused.push(id);
-                        }
-                    }
+        let arrivals = events.iter().filter_map(|event| if let Event::Arrival(id) = event { Some(*id) } else { None });
+        let mut arrivals: Vec<CoflowId> = arrivals.filter(|id| state.active.contains_key(id)).collect();
+        // Those that are back before those that are new, so that a promise that cannot be kept holds nothing back.
+        arrivals.sort_by_key(|id| !self.promises.holds(*id));
+        for id in arrivals {
+            self.served_s.insert(id, state.now_s);
+            let active = &state.active[&id];
+            if active.coflow.deadline_s.is_some() {
+                if self.promises.admit(solver, state, active, self.config.admission) {
+                    full = true;
+                } else {
+                    refused.push(id);
                 }
-                Event::GroupDone(id, _) => {
-                    dirty.insert(id);
-                }
-                Event::CoflowDone(_) | Event::Capacity { .. } | Event::Wake => {}
             }
         }
+        dirty.extend(events.iter().filter_map(|event| if let Event::GroupDone(id, _) = event { Some(*id) } else { None }));
         self.promises.shrink(state);
 
         let order = self.order(solver, state);
@@ -186,9 +186,37 @@ impl Terra {
         Decision { allocation, wake_at_s: None, refused }
     }
 
+    /// The network has got new sites or links. Promises are kept as far as its capacities allow; all else is planned anew.
+    pub fn grow_network(&mut self) {
+        self.solver = None;
+        self.plan.clear();
+        self.is_new_network = true;
+    }
+
+    /// The rates that are set aside for the deadline of a coflow, if it is promised.
+    pub fn promise(&self, id: CoflowId) -> Option<&GroupRates> {
+        self.promises.rates(id)
+    }
+
+    /// Goes on with a promise made before a restart, to a coflow that is paused and due at `deadline_at_s` seconds. The caller
+    /// has checked that all promises together keep to the capacities.
+    pub fn resume_promise(&mut self, id: CoflowId, deadline_at_s: f64, rates: GroupRates) {
+        self.promises.resume(id, deadline_at_s, rates);
+    }
+
+    fn note_pauses(&mut self, events: &[Event]) {
+        for event in events {
+            match event {
+                Event::Paused(id) => self.promises.pause(*id),
+                Event::CoflowDone(id) => self.promises.end(*id),
+                _ => {}
+            }
+        }
+    }
+
     fn forget_absent(&mut self, state: &State) {
         let active = |id: &CoflowId| state.active.contains_key(id);
-        self.promises.retain(active);
+        self.promises.forget_absent(state);
         self.prices.retain(|id, _| active(id));
         self.served_s.retain(|id, _| active(id));
     }

@@ -3,9 +3,12 @@
 //! A promise once made can be kept as long as no capacity falls: rates only shrink, since what was sent in addition only
 //! lowers what remains. When a capacity falls, what no longer fits is solved again, earliest deadline first; a promise that
 //! cannot be kept is given up and reported, and its coflow joins the others.
+//!
+//! While a coflow is paused, its rates stay set aside against later admissions, but whoever can use them may. When it is back,
+//! it has less time for what it has left; it is solved again only if that is more than the rates of before allow.
 
 use super::super::{Active, State};
-use crate::allocation::{Allocation, GroupRates, add_load, rate_of};
+use crate::allocation::{Allocation, GroupRates, PathRate, add_load, rate_of};
 use crate::id::CoflowId;
 use crate::min_cct::{Effort, Solver, demands};
 use std::collections::BTreeMap;
@@ -17,6 +20,7 @@ const MARGIN: f64 = 1e-6;
 struct Promise {
     deadline_at_s: f64,
     rates: GroupRates,
+    is_paused: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -29,12 +33,42 @@ impl Promises {
         self.held.contains_key(&id)
     }
 
-    pub fn retain(&mut self, keep: impl Fn(&CoflowId) -> bool) {
-        self.held.retain(|id, _| keep(id));
+    pub fn rates(&self, id: CoflowId) -> Option<&GroupRates> {
+        self.held.get(&id).map(|promise| &promise.rates)
     }
 
-    /// Promises the deadline of a coflow if it can be met beside all earlier promises.
+    /// Forgets promises to those that are gone; paused ones may be back until their deadline.
+    pub fn forget_absent(&mut self, state: &State) {
+        self.held.retain(|id, promise| match promise.is_paused {
+            true => promise.deadline_at_s > state.now_s,
+            false => state.active.contains_key(id),
+        });
+    }
+
+    pub fn pause(&mut self, id: CoflowId) {
+        if let Some(promise) = self.held.get_mut(&id) {
+            promise.is_paused = true;
+        }
+    }
+
+    pub fn end(&mut self, id: CoflowId) {
+        self.held.remove(&id);
+    }
+
+    pub fn resume(&mut self, id: CoflowId, deadline_at_s: f64, rates: GroupRates) {
+        self.held.insert(id, Promise { deadline_at_s, rates, is_paused: true });
+    }
+
+    /// Promises the deadline of a coflow if it can be met beside all earlier promises. One that was promised before it was
+    /// paused keeps its rates if they still suffice.
     pub fn admit(&mut self, solver: &mut Solver, state: &State, active: &Active, effort: Effort) -> bool {
+        if let Some(mut kept) = self.held.remove(&active.coflow.id)
+            && suffices(&kept, state, active)
+        {
+            kept.is_paused = false;
+            self.held.insert(active.coflow.id, kept);
+            return true;
+        }
         let mut left = state.wan.capacities();
         for promise in self.held.values() {
             add_load(&mut left, &promise.rates, -1.0);
@@ -52,7 +86,7 @@ impl Promises {
     /// After a change of capacities: keeps what fits, solves the rest again, and returns what can no longer be kept.
     pub fn recheck(&mut self, solver: &mut Solver, state: &State, effort: Effort) -> Vec<CoflowId> {
         let mut loads = vec![0.0; state.wan.links().len()];
-        self.add_load(&mut loads);
+        self.held.values().for_each(|promise| add_load(&mut loads, &promise.rates, 1.0));
         let broken: Vec<bool> =
             loads.iter().zip(state.wan.links()).map(|(load, link)| *load > link.capacity_gbps * (1.0 + 1e-9)).collect();
         if !broken.contains(&true) {
@@ -73,9 +107,10 @@ impl Promises {
             self.held.remove(id);
         }
         let mut lost = Vec::new();
-        for (_, id) in again {
-            if !self.admit(solver, state, &state.active[&id], effort) {
-                lost.push(id);
+        // Those that are paused are admitted anew when they are back.
+        for (active, id) in again.iter().filter_map(|(_, id)| Some((state.active.get(id)?, id))) {
+            if !self.admit(solver, state, active, effort) {
+                lost.push(*id);
             }
         }
         lost
@@ -83,7 +118,7 @@ impl Promises {
 
     /// Lowers every rate to what remains over the time that remains.
     pub fn shrink(&mut self, state: &State) {
-        for (id, promise) in &mut self.held {
+        for (id, promise) in self.held.iter_mut().filter(|(_, promise)| !promise.is_paused) {
             let active = &state.active[id];
             let time_s = (promise.deadline_at_s - state.now_s) * (1.0 - MARGIN);
             for (paths, left_gbit) in promise.rates.iter_mut().zip(&active.remaining_gbit) {
@@ -99,12 +134,17 @@ impl Promises {
         }
     }
 
+    /// Adds what is sent for promises now.
     pub fn add_load(&self, loads: &mut [f64]) {
-        self.held.values().for_each(|promise| add_load(loads, &promise.rates, 1.0));
+        self.sending().for_each(|(_, promise)| add_load(loads, &promise.rates, 1.0));
+    }
+
+    fn sending(&self) -> impl Iterator<Item = (&CoflowId, &Promise)> {
+        self.held.iter().filter(|(_, promise)| !promise.is_paused)
     }
 
     pub fn fill(&self, allocation: &mut Allocation) {
-        for (id, promise) in &self.held {
+        for (id, promise) in self.sending() {
             allocation.coflows.insert(*id, promise.rates.clone());
         }
     }
@@ -121,5 +161,12 @@ fn promise(solver: &mut Solver, state: &State, active: &Active, left: &[f64], ef
     let mut rates = answer.rates;
     let slower = answer.cct_s / time_s;
     rates.iter_mut().flatten().for_each(|path| path.rate_gbps *= slower);
-    Some(Promise { deadline_at_s, rates })
+    Some(Promise { deadline_at_s, rates, is_paused: false })
+}
+
+/// Whether the rates of a promise still send what is left in time.
+fn suffices(promise: &Promise, state: &State, active: &Active) -> bool {
+    let time_s = (promise.deadline_at_s - state.now_s) * (1.0 - MARGIN);
+    let in_time = |(paths, left_gbit): (&Vec<PathRate>, &f64)| *left_gbit <= rate_of(paths) * time_s;
+    promise.rates.iter().zip(&active.remaining_gbit).all(in_time)
 }
