@@ -54,6 +54,12 @@ fn small_reads_are_answered_ahead_of_a_bulk_transfer() {
 }
 
 #[test]
+fn small_messages_to_a_host_that_many_send_to_wait_for_few() {
+    let found = run("32 B and 1 L to one host, congestion control on");
+    assert_eq!(found.iter().map(|&(metric, ..)| metric).collect::<Vec<_>>(), [Metric::Gain99, Metric::Kept]);
+}
+
+#[test]
 fn who_comes_later_changes_nothing() {
     run("1 L, 1 B, then 3 B more one after the other");
 }

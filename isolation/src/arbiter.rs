@@ -27,6 +27,8 @@ pub struct Config {
     /// What all tenants together may send, in bytes per second, where the link is slower than the RNIC: as told by
     /// [`Arbiter::note_sent`]. Holds under every policy.
     pub link_bytes_per_sec: Option<u64>,
+    /// What the link brings at most, in bytes per second, if senders are to be asked to share it evenly: see [`crate::incast`].
+    pub receive_bytes_per_sec: Option<u64>,
 }
 
 impl Default for Config {
@@ -41,6 +43,7 @@ impl Default for Config {
             short_quantum_packets: 16,
             lane_percent: 10,
             link_bytes_per_sec: None,
+            receive_bytes_per_sec: None,
         }
     }
 }

@@ -24,6 +24,7 @@ mod arbiter;
 pub mod baseline;
 pub mod bucket;
 pub mod class;
+pub mod incast;
 mod shares;
 mod table;
 pub mod tenant;

@@ -57,6 +57,7 @@ const CONFIG: Config = Config {
     short_quantum_packets: 1,
     lane_percent: 10,
     link_bytes_per_sec: None,
+    receive_bytes_per_sec: None,
 };
 
 /// What the model knows of a tenant: who waits, and what a cap of `max` with `burst` still allows, in bytes times nanoseconds per second.

@@ -15,6 +15,7 @@ const CONFIG: Config = Config {
     short_quantum_packets: 1,
     lane_percent: 10,
     link_bytes_per_sec: None,
+    receive_bytes_per_sec: None,
 };
 
 /// A queue pair that wants turns of `bytes` in `packets`, one after another without end.

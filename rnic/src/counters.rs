@@ -33,6 +33,8 @@ counters! {
         sent_spray_pkts,
         /// Times that a connection left a path from which nothing came back.
         left_path,
+        /// Times that a connection waited, as the peer had asked it to slow down or it had asked itself to.
+        paused_for_link,
         /// Bytes that this device's requests moved over the local path.
         local_bytes,
         /// Messages that this device's requests moved over the local path.

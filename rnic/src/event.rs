@@ -73,7 +73,7 @@ pub struct Transmit {
 }
 
 /// Bytes that a link adds to a packet: an Ethernet header and its check, a UDP header, and an IP header without options.
-const fn link_bytes(ip: &IpAddr) -> usize {
+pub(crate) const fn link_bytes(ip: &IpAddr) -> usize {
     14 + 4 + 8 + if ip.is_ipv4() { 20 } else { 40 }
 }
 

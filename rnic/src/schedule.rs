@@ -2,19 +2,22 @@
 //! every step of the local path, for requests and responses alike, and told afterwards what the turn cost.
 
 use crate::event::Work;
+use isolation::incast::Incast;
 use isolation::{Arbiter, Config, Cost, Flow, Grant};
 use roce::{Instant, Qpn};
 
 #[derive(Debug)]
 pub(crate) struct Schedule {
     pub arbiter: Arbiter,
+    /// What senders to this RNIC are asked to keep to.
+    pub incast: Option<Incast>,
     /// When the call began that is being carried out.
     pub now: Instant,
 }
 
 impl Schedule {
     pub fn new(config: Config) -> Self {
-        Schedule { arbiter: Arbiter::new(config), now: Instant::ZERO }
+        Schedule { arbiter: Arbiter::new(config), incast: config.receive_bytes_per_sec.map(Incast::new), now: Instant::ZERO }
     }
 
     /// A queue pair has something to do.

@@ -29,9 +29,9 @@ fn map() -> impl Strategy<Value = SackMap> {
 }
 
 prop_compose! {
-    fn sack()(stamp in stamp(), numbers: [u16; 5], flags: [bool; 2], map in map()) -> Sack {
+    fn sack()(stamp in stamp(), numbers: [u16; 5], flags: [bool; 2], rate in 0_u32..1 << 24, map in map()) -> Sack {
         let [port, window, received, received_marked, duplicates] = numbers;
-        Sack { stamp, port, marked: flags[0], answers_probe: flags[1], window, received, received_marked, duplicates, map }
+        Sack { stamp, port, marked: flags[0], answers_probe: flags[1], window, received, received_marked, duplicates, rate, map }
     }
 }
 
@@ -197,12 +197,13 @@ fn the_bytes_are_those_of_the_document() {
         received: 100,
         received_marked: 2,
         duplicates: 1,
+        rate: 0x01_0203,
         map: SackMap::new(64, &[0x8000_0000_0000_0001]),
     };
     let bytes = emit(&Packet { bth: bth(Code::Sack), ext: Ext::Sack(sack) }, &[]);
     let expected = [
         0x11, 0x00, 0x00, 0x07, 0x01, 0x02, 0x03, 0x04, // stamp with the mark
-        0xC1, 0x23, 0x02, 0x00, 0x00, 0x64, 0x00, 0x02, 0x00, 0x01, 0x00, 0x40, 0x01, 0x00, 0x00, 0x00, // numbers
+        0xC1, 0x23, 0x02, 0x00, 0x00, 0x64, 0x00, 0x02, 0x00, 0x01, 0x00, 0x40, 0x01, 0x01, 0x02, 0x03, // numbers
         0x80, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x01, // one word
     ];
     assert_eq!(bytes[12..bytes.len() - 4], expected);
@@ -237,6 +238,7 @@ fn impossible_values_are_refused() {
         received: 0,
         received_marked: 0,
         duplicates: 0,
+        rate: 0,
         map: SackMap::EMPTY,
     };
     let field = |name| Err(WireError::Extension(name));

@@ -42,6 +42,7 @@ fn sack(port: u16, time: Instant, received: u16, map: SackMap) -> Sack {
         received,
         received_marked: 0,
         duplicates: 0,
+        rate: 0,
         map,
     }
 }

@@ -27,6 +27,7 @@ extern crate alloc;
 mod congestion;
 mod loss;
 mod negotiation;
+mod pace;
 mod path_set;
 mod ports;
 mod receiver;

@@ -147,6 +147,7 @@ impl Receiver {
             received: self.received,
             received_marked: self.received_marked,
             duplicates: self.duplicates,
+            rate: 0,
             map: self.window.map(newest),
         }
     }

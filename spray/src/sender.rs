@@ -8,12 +8,13 @@
 //! ([`Sender::fetch`]). So who receives the data, and sees its delays and marks, decides how fast and where it is sent; and who
 //! answers keeps nothing for it.
 
+use crate::pace::Pace;
 use crate::{
     Acked, Congestion, Delivered, Evidence, Law, Loss, LossLimits, LostPacket, PathId, PathSet, Policy, Scoreboard,
     WindowLimits,
 };
 use core::time::Duration;
-use roce::wire::spray_ext::{Nack, Reason, Sack};
+use roce::wire::spray_ext::{Nack, RATE_UNIT, Reason, Sack};
 use roce::{Instant, Psn};
 
 /// What a sender is made of.
@@ -92,8 +93,17 @@ pub struct Sender {
     /// When something was last heard of what is under way, or the first of it was sent.
     heard_at: Instant,
     silences: u8,
+    /// What the peer asks to be sent, and what this end asks of itself to ask for.
+    pace: Pace,
+    fetch_pace: Pace,
+    /// A packet waits for its time.
+    paused_until: Option<Instant>,
     counters: SenderCounters,
 }
+
+/// What a link adds to a packet (Ethernet with preamble and gap, IPv4 and UDP). Rates that are asked for follow what arrives, so that a
+/// few bytes more change nothing.
+const FRAME: u64 = 66;
 
 impl Sender {
     /// A sender with nothing under way.
@@ -116,6 +126,9 @@ impl Sender {
             newest: config.first_psn,
             heard_at: Instant::ZERO,
             silences: 0,
+            pace: Pace::default(),
+            fetch_pace: Pace::default(),
+            paused_until: None,
             counters: SenderCounters::default(),
         }
     }
@@ -168,6 +181,34 @@ impl Sender {
         self.board.room().min(self.peer_window.saturating_sub(begun))
     }
 
+    /// Whether the next packet has to wait, for its time at the rate that the peer has asked for in its acknowledgements; or, if it
+    /// `asks` for data, at [`Sender::ask_at`]. [`Sender::paused_until`] tells then when that is over.
+    pub fn pauses(&mut self, now: Instant, asks: bool) -> bool {
+        let pace = if asks { &self.fetch_pace } else { &self.pace };
+        self.paused_until = pace.pause(now);
+        self.paused_until.is_some()
+    }
+
+    /// When the pause is over that [`Sender::pauses`] has found, if there is one.
+    pub fn paused_until(&self) -> Option<Instant> {
+        self.paused_until
+    }
+
+    /// Ends a pause that is over, and returns whether there was one.
+    pub fn end_pause(&mut self, now: Instant) -> bool {
+        self.paused_until.take_if(|at| *at <= now).is_some()
+    }
+
+    /// Data is asked for at this rate from now on, in bytes per second with all headers of frames; 0: at any.
+    pub fn ask_at(&mut self, bytes_per_sec: u64) {
+        self.fetch_pace.set(bytes_per_sec);
+    }
+
+    fn spend(&mut self, now: Instant, asks: bool, packets: u32, bytes: u32) {
+        let pace = if asks { &mut self.fetch_pace } else { &mut self.pace };
+        pace.take(now, u64::from(bytes) + u64::from(packets) * FRAME);
+    }
+
     /// Takes the next PSN for a new packet of `bytes` bytes, on the path that the policy picks.
     ///
     /// # Panics
@@ -179,6 +220,7 @@ impl Sender {
         }
         let psn = self.board.send(now, path, bytes);
         self.counters.sent += 1;
+        self.spend(now, false, 1, u32::from(bytes));
         self.watch(now, path);
         Sent { psn, path, port: self.paths.port(path) }
     }
@@ -211,6 +253,7 @@ impl Sender {
             self.board.fetch(now, path, bytes);
         }
         self.counters.sent += u64::from(count);
+        self.spend(now, true, count, total);
         self.watch(now, path);
         (Sent { psn, path, port: self.paths.port(path) }, count)
     }
@@ -239,15 +282,17 @@ impl Sender {
     pub fn resend_run(&mut self, now: Instant, most: u32) -> Option<(Sent, u32)> {
         let lost = self.board.next_lost().filter(|lost| self.has_window(lost.bytes))?;
         let path = self.paths.pick(now, u32::from(lost.bytes), Some(lost.path));
-        let mut count = 0;
+        let (mut count, mut bytes) = (0, 0);
+        let asks = self.board.is_fetch(lost.psn);
         while count < most
             && let Some(next) = self.board.next_lost()
             && next.psn == lost.psn.plus(count)
             && (count == 0 || self.has_window(next.bytes) && (next.path != path || self.paths.len() == 1))
         {
             self.board.resend(now, path);
-            count += 1;
+            (count, bytes) = (count + 1, bytes + u32::from(next.bytes));
         }
+        self.spend(now, asks, count, bytes);
         self.counters.resent += u64::from(count);
         self.resent_since += count;
         self.watch(now, path);
@@ -274,6 +319,7 @@ impl Sender {
                 bytes += self.acknowledge_sent(now, cumulative.plus(distance), knows_marks);
             }
             self.peer_window = u32::from(sack.window).min(u32::from(crate::MAX_WINDOW));
+            self.pace.set(u64::from(sack.rate) * RATE_UNIT);
         }
         // What was asked for says itself whether it met congestion.
         let marked_share = if received == 0 { 0.0 } else { f64::from(marked.min(received)) / f64::from(received) };

@@ -29,13 +29,13 @@ prop_compose! {
     fn sack()(
         near in -300_i32..300, far: u32, is_near in prop::bool::weighted(0.9), time: u32, now in prop::bool::weighted(0.5),
         port in prop_oneof![0xC000_u16..0xC010, any::<u16>()], numbers: [u16; 4], marked: bool,
-        offset in 0_u16..512, words in proptest::collection::vec(any::<u64>(), 0..4),
+        offset in 0_u16..512, words in proptest::collection::vec(any::<u64>(), 0..4), rate in 0_u32..1 << 24,
     ) -> (Psn, bool, Sack) {
         let psn = if is_near { FIRST.plus(1000).plus(near as u32) } else { Psn::new(far) };
         let [window, received, received_marked, duplicates] = numbers;
         let map = SackMap::new(offset, &words);
         let stamp = Stamp { msn: 0, time };
-        (psn, now, Sack { stamp, port, marked, answers_probe: false, window, received, received_marked, duplicates, map })
+        (psn, now, Sack { stamp, port, marked, answers_probe: false, window, received, received_marked, duplicates, rate, map })
     }
 }
 
@@ -122,6 +122,7 @@ fn an_acknowledgement_from_the_far_side_of_the_circle_is_no_news() {
         received: 0,
         received_marked: 0,
         duplicates: 0,
+        rate: 0,
         map: SackMap::EMPTY,
     };
     for sent in 0..20 {
@@ -152,6 +153,7 @@ fn an_acknowledgement_told_twice_is_no_news() {
         received: 5,
         received_marked: 0,
         duplicates: 0,
+        rate: 0,
         map: SackMap::new(0, &[0b10100]),
     };
     let later = now + Duration::from_micros(30);

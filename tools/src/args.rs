@@ -67,7 +67,8 @@ pub struct DaemonOptions {
     #[arg(long, value_name = "N", num_args = 0..=1, value_parser = clap::value_parser!(u16).range(1..=i64::from(vdev::MAX_PATHS)))]
     pub paths: Option<Option<u16>>,
     /// What the link carries where that is less than this host can send, in bits per second with all headers, such as 2.5G; without it
-    /// packets queue below the daemon, where nothing goes ahead of anything
+    /// packets queue below the daemon, where nothing goes ahead of anything. What arrives is held to it too: senders on many paths (`--paths`)
+    /// are asked to share it evenly
     #[arg(long, value_name = "RATE", value_parser = parse_link)]
     pub link_rate: Option<u64>,
     /// Who goes first when several want more than there is; all but `vrdma` are for comparison, and keep nothing that `vrdma dev set`

@@ -46,6 +46,9 @@ pub(crate) fn sharing(isolation: Isolation, link_bytes_per_sec: Option<u64>) -> 
         config.bytes_per_sec = config.bytes_per_sec.min(rate.max(1));
         config.link_bytes_per_sec = Some((rate / 100 * LINK_PERCENT).max(1));
     }
+    if isolation == Isolation::Vrdma {
+        config.receive_bytes_per_sec = link_bytes_per_sec;
+    }
     config.policy = match isolation {
         Isolation::Vrdma => Policy::Shares,
         Isolation::Off => Policy::Greedy,
@@ -76,6 +79,8 @@ mod tests {
         let slow = sharing(Isolation::Vrdma, Some(250_000_000));
         assert_eq!((slow.quantum_bytes, slow.short_quantum_bytes), (25_000, 5_000));
         assert_eq!((slow.link_bytes_per_sec, slow.bytes_per_sec), (Some(247_500_000), 250_000_000));
+        assert_eq!(slow.receive_bytes_per_sec, Some(250_000_000));
+        assert_eq!(sharing(Isolation::Off, Some(250_000_000)).receive_bytes_per_sec, None);
         let slowest = sharing(Isolation::Vrdma, Some(1));
         let packet = rnic::limits::MAX_PACKET;
         assert_eq!((slowest.quantum_bytes, slowest.short_quantum_bytes), (packet, packet), "one packet always");

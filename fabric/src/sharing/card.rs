@@ -62,6 +62,8 @@ impl Card {
             quantum_bytes: turn,
             short_quantum_bytes: turn,
             short_quantum_packets: turn / mtu,
+            // Only ours asks senders to share the link.
+            receive_bytes_per_sec: (policy == Policy::Shares).then_some((self.gbps * 1e9 / 8.0) as u64),
             ..Sharing::default()
         }
     }

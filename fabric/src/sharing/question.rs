@@ -26,7 +26,7 @@ pub enum Metric {
     Gain50,
     /// How many times as many messages all T tenants get as without isolation.
     RateGain,
-    /// Bandwidth of all B tenants, of what they get without isolation.
+    /// Bandwidth of all tenants together, of what it is without isolation.
     Kept,
     /// Bandwidth of the B tenants of the first one's host, of an even part of what all B tenants get.
     Even,
@@ -46,7 +46,7 @@ impl Metric {
             Metric::Gain99 => "L p99, times better",
             Metric::Gain50 => "L median, times better",
             Metric::RateGain => "T, times better",
-            Metric::Kept => "B, share of off",
+            Metric::Kept => "all, share of off",
             Metric::Even => "B, share of an even part",
         }
     }
@@ -153,7 +153,10 @@ impl Metric {
                 parts.iter().sum::<f64>().powi(2) / (parts.len() as f64 * parts.iter().map(|part| part * part).sum::<f64>())
             }
             Metric::Between => shared.got[0].bytes as f64 / shared.got[1].bytes as f64,
-            Metric::Kept => shared.gbps() / off.gbps(),
+            Metric::Kept => {
+                let all = |gots: Gots<'_>| gots.got.iter().map(Got::gbps).sum::<f64>();
+                all(shared) / all(off)
+            }
             Metric::Even => {
                 let all = shared.loads.iter().zip(shared.got).filter(|(load, _)| load.class() == Class::Bandwidth);
                 let host = all.clone().next().map(|(load, _)| load.from);

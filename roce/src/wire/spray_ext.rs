@@ -169,6 +169,9 @@ pub struct Data {
     pub word: Option<[u8; 4]>,
 }
 
+/// What [`Sack::rate`] counts, in bytes per second.
+pub const RATE_UNIT: u64 = 4096;
+
 /// A selective acknowledgement. The BTH's PSN is the newest before which none is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sack {
@@ -188,6 +191,9 @@ pub struct Sack {
     pub received_marked: u16,
     /// Those of them that had been received before, modulo 2^16.
     pub duplicates: u16,
+    /// What the sender is asked to keep to, in units of [`RATE_UNIT`] bytes per second with all headers of its frames, below 2^24;
+    /// 0: nothing is asked.
+    pub rate: u32,
     /// What was received beyond the BTH's PSN.
     pub map: SackMap,
 }
@@ -536,7 +542,8 @@ impl Sack {
         for (field, number) in rest.chunks_exact_mut(2).zip(numbers) {
             field.copy_from_slice(&number.to_be_bytes());
         }
-        rest[12..].copy_from_slice(&[self.map.len, 0, 0, 0]);
+        let [_, r0, r1, r2] = self.rate.min((1 << 24) - 1).to_be_bytes();
+        rest[12..].copy_from_slice(&[self.map.len, r0, r1, r2]);
     }
 
     /// The acknowledgement with a map of zeros, and how many words of it follow.
@@ -557,6 +564,7 @@ impl Sack {
             received: number(2),
             received_marked: number(3),
             duplicates: number(4),
+            rate: u32::from_be_bytes([0, rest[13], rest[14], rest[15]]),
             map: SackMap { offset, len: words as u8, ..SackMap::EMPTY },
         };
         Ok((sack, words))

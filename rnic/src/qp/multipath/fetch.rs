@@ -109,6 +109,9 @@ impl Qp {
         };
         match self.place_answer(shared, scratch, received, (index, packet), answer) {
             Ok(()) => {
+                if !received.payload.is_empty() {
+                    self.note_source(shared);
+                }
                 self.note_answer(now, arrived);
                 self.complete_sprayed(shared, now);
             }

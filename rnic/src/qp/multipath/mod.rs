@@ -18,9 +18,12 @@ use crate::dma::Dma;
 use crate::shared::{Scratch, Shared};
 use alloc::boxed::Box;
 use core::time::Duration;
+use isolation::incast::Source;
 pub(crate) use receive::Received;
 use receive::Rx;
-use roce::wire::spray_ext::{Code, Ext, Nack, Offer, Packet, Reason, Stamp, VERSION, feature, hello_msn, hello_psn, is_hello};
+use roce::wire::spray_ext::{
+    Code, Ext, Nack, Offer, Packet, RATE_UNIT, Reason, Stamp, VERSION, feature, hello_msn, hello_psn, is_hello,
+};
 use roce::wire::{Aeth, Bth, Headers, ICRC_LEN, Kind, NakCode, Opcode, Syndrome};
 use roce::{Instant, Psn};
 use send::Tx;
@@ -40,6 +43,8 @@ pub(crate) struct Multipath {
     tx: Option<Tx>,
     /// Since it made an offer.
     rx: Option<Box<Rx>>,
+    /// Of the data that comes on it.
+    source: Source,
 }
 
 impl Multipath {
@@ -49,7 +54,7 @@ impl Multipath {
             true => (Negotiation::agreed(offer(&config)), Some(Box::new(Rx::new(config.window, expected)))),
             false => (Negotiation::new(), None),
         };
-        Multipath { config, negotiation, offer_due: None, tx: None, rx }
+        Multipath { config, negotiation, offer_due: None, tx: None, rx, source: Source::default() }
     }
 }
 
@@ -163,13 +168,25 @@ impl Qp {
                 let nack = Nack { stamp, port, reason, cumulative };
                 return Some((port, packet(self, Code::Nack, psn, Ext::Nack(nack))));
             }
-            if let Some((psn, sack)) = rx.receiver.poll_sack(now, self.resp.msn) {
+            if let Some((psn, mut sack)) = rx.receiver.poll_sack(now, self.resp.msn) {
+                let asked = shared.schedule.incast.as_ref().and_then(|incast| incast.asked(&multipath.source));
+                // What is asked for is never rounded down to nothing, which would mean as much as they like.
+                sack.rate = asked.map_or(0, |rate| u32::try_from(rate / RATE_UNIT).unwrap_or(u32::MAX).max(1));
                 return Some((sack.port, packet(self, Code::Sack, psn, Ext::Sack(sack))));
             }
         }
         let port = self.next_probe(now, home)?;
         let stamp = Stamp { msn: 0, time: now.as_nanos() as u32 };
         Some((port, packet(self, Code::Probe, self.req.cursor.psn, Ext::Stamp(stamp))))
+    }
+
+    /// Data came from the peer, which it sent or was asked for: it is one of those that share this end's link.
+    fn note_source(&mut self, shared: &mut Shared) {
+        let Some((incast, multipath)) = shared.schedule.incast.as_mut().zip(self.multipath.as_mut()) else { return };
+        incast.on_data(self.attr.address.dgid, &mut multipath.source);
+        if let Some(tx) = &mut multipath.tx {
+            tx.sender.ask_at(incast.asked(&multipath.source).unwrap_or(0));
+        }
     }
 
     fn extension_bth<O>(&self, opcode: O, psn: Psn, ack_req: bool) -> Bth<O> {
@@ -185,9 +202,10 @@ impl Qp {
         let is_complete = self.req.unacked == self.req.cursor.psn;
         // Everything may have arrived, and a message's effects wait for a receive: the peer is asked again.
         let again = || (!is_complete).then(|| now + tx.sender.loss().rto());
-        match tx.sender.poll_timeout().or_else(again) {
-            // A probe that is due now leaves at the next turn: the timer need not tell of it, and must not do so again at once.
-            Some(at) => self.start_timer(shared, Wait::Ack, Some(at.max(now + LEAST_WAIT))),
+        // A probe that is due now leaves at the next turn: the timer need not tell of it, and must not do so again at once.
+        let look = tx.sender.poll_timeout().or_else(again).map(|at| at.max(now + LEAST_WAIT));
+        match [look, tx.sender.paused_until()].into_iter().flatten().min() {
+            Some(at) => self.start_timer(shared, Wait::Ack, Some(at)),
             None => self.stop_timer(),
         }
     }

@@ -135,6 +135,9 @@ impl Qp {
             (_, Some(arrived)) if self.rx().is_some() => {
                 self.note_reception(shared);
                 self.begin_sprayed(arrived);
+                if !received.payload.is_empty() {
+                    self.note_source(shared);
+                }
                 match ext {
                     Ext::Atomic(..) => self.take_fetch(shared, scratch, dma, received, arrived),
                     Ext::Data(_) if bth.opcode == Code::ReadRequest => self.take_fetch(shared, scratch, dma, received, arrived),

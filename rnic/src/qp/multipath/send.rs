@@ -131,7 +131,7 @@ impl Qp {
     }
 
     /// The next packet: one that was lost, else a new one. Begins the request if it was not begun.
-    fn plan_sprayed(&mut self, shared: &mut Shared) -> Option<Plan> {
+    fn plan_sprayed(&mut self, shared: &mut Shared, now: Instant) -> Option<Plan> {
         let cursor = self.req.cursor;
         let lost = self.tx()?.sender.next_resend();
         let (index, packet) = match lost {
@@ -165,7 +165,13 @@ impl Qp {
         let plan = Plan { index, packet, code, headers: code.headers_len(), payload, is_new: lost.is_none(), is_last };
         let len = plan.len() as u16;
         let (packets, bytes) = if is_fetch { self.part_of(index, packet) } else { (1, len) };
-        if plan.is_new && !self.tx()?.sender.may_fetch(packets, bytes) {
+        let sender = &mut self.tx()?.sender;
+        if plan.is_new && !sender.may_fetch(packets, bytes) {
+            return None;
+        }
+        if sender.pauses(now, is_fetch) {
+            shared.count(self.device, |counters| counters.paused_for_link += 1);
+            self.rearm(shared, now);
             return None;
         }
         if plan.is_new && index == cursor.begun {
@@ -220,7 +226,7 @@ impl Qp {
         if self.state == QpState::Err || !self.choose_lane(home) {
             return None;
         }
-        let plan = self.plan_sprayed(shared)?;
+        let plan = self.plan_sprayed(shared, now)?;
         if self.sq.get(plan.index).is_fetch() {
             return self.transmit_fetch(shared, now, &plan, buf);
         }
@@ -377,9 +383,10 @@ impl Qp {
         let (before, is_waiting) = (tx.sender.silences(), tx.sender.board().oldest() != tx.sender.board().next());
         tx.sender.on_timeout(now);
         let is_silent = tx.sender.silences() > before;
-        // Nothing is in flight, yet not all is complete.
-        tx.asks |= !is_waiting;
-        if is_silent || !is_waiting {
+        // Nothing is in flight, yet not all is complete, and nothing else is about to be sent.
+        let asks = !tx.sender.end_pause(now) && !is_waiting;
+        tx.asks |= asks;
+        if is_silent || asks {
             shared.count(self.device, |counters| counters.ack_timeout += 1);
             if self.req.retries >= limit {
                 return self.fail_send(shared, Status::RetryExceededError, vendor_err::TIMEOUT);
