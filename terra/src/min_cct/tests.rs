@@ -4,6 +4,7 @@ use super::*;
 use crate::allocation::add_load;
 use crate::random::Random;
 use crate::topology::{self, Known};
+use proptest::prelude::*;
 
 fn demand(wan: &Wan, src: &str, dst: &str, volume_gbit: f64) -> Demand {
     Demand { src: wan.site(src).unwrap(), dst: wan.site(dst).unwrap(), volume_gbit }
@@ -179,11 +180,37 @@ fn same_input_same_answer() {
 fn those_in_a_hurry_prove_their_gap_too() {
     let wan = Known::Att.wan();
     let mut random = Random::new(3);
-    for (groups, effort, gap) in [(10, Effort::rushed(), 0.05), (60, Effort::rushed(), 0.05), (60, Effort::precise(), 0.01)] {
+    let (rushed, precise) = (Effort::rushed(), Effort::precise());
+    let cases = [(10, rushed, 0.05), (60, rushed, 0.05), (200, rushed, 0.05), (60, precise, 0.01)];
+    for (groups, effort, gap) in cases {
         for _ in 0..4 {
             let demands = random_demands(&wan, groups, &mut random);
             let answer = solve(&wan, &demands, effort);
+            verify(&wan, &wan.capacities(), &demands, &answer);
             assert!(answer.gap() <= gap, "a gap of {} at {groups} groups", answer.gap());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Whatever the network, what is left of it and the steps: the answer is feasible, and no bound is above the optimum.
+    #[test]
+    fn certificates_hold(seed in 0u64..1_000_000, sites in 5usize..14, groups in 1usize..20, max_steps in 0u64..3_000) {
+        let mut random = Random::new(seed);
+        let wan = topology::random(sites, 2 * sites, seed);
+        let full = wan.capacities();
+        let capacity: Vec<f64> = full.iter().map(|c| if random.chance(0.1) { 0.0 } else { c * random.unit() }).collect();
+        let demands = random_demands(&wan, groups.min(sites * (sites - 1)), &mut random);
+        let exact = Effort { target_gap: 1e-7, ..Effort::precise() };
+        if let Ok(optimum) = Solver::new(&wan).solve(&wan, &capacity, &demands, exact) {
+            for effort in [Effort::rushed(), Effort::precise(), Effort { max_steps, ..Effort::precise() }] {
+                let answer = Solver::new(&wan).solve(&wan, &capacity, &demands, effort).unwrap();
+                verify(&wan, &capacity, &demands, &answer);
+                prop_assert!(answer.bound_s <= optimum.cct_s * (1.0 + 1e-6), "bound {} above {}", answer.bound_s, optimum.cct_s);
+                prop_assert!(answer.gap() <= effort.target_gap + 1e-6 || effort.max_steps == max_steps, "gap {}", answer.gap());
+            }
         }
     }
 }
