@@ -88,6 +88,21 @@ fn what_the_first_leaves_serves_the_second() {
 }
 
 #[test]
+fn a_short_one_takes_no_detour_over_what_a_long_one_needs() {
+    let mut wan = Wan::new();
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| wan.add_site(name).unwrap());
+    for (from, to, gbps) in [(a, b, 9.0), (a, c, 100.0), (c, d, 1.0), (d, b, 100.0)] {
+        wan.add_link(from, to, gbps).unwrap();
+    }
+    let work = workload(vec![(0.0, coflow(&wan, 1, &[("a", "b", 45.0)])), (0.0, coflow(&wan, 2, &[("c", "d", 10.0)]))]);
+    let ends = |max_exchanges| ccts(&run(&wan, &work, vec![], &mut Terra::new(Config { max_exchanges, ..Config::default() })));
+    // By least time alone, 1 goes first over both its ways: 4.5 s, in which 2 waits for its only one.
+    assert_eq!(ends(0), BTreeMap::from([(1, 4.5), (2, 14.5)]));
+    // The other way round 1 takes half a second longer, and 2 ends 4.5 s earlier.
+    assert_eq!(ends(8), BTreeMap::from([(1, 5.0), (2, 10.0)]));
+}
+
+#[test]
 fn deadlines_are_promised_as_far_as_they_fit() {
     let wan = pair(1.0);
     let with = |id, volume, deadline| coflow(&wan, id, &[("a", "b", volume)]).with_deadline(deadline).unwrap();

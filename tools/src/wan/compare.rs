@@ -90,7 +90,7 @@ impl Answer {
              times less of it than per-flow fairness. Deadlines, {slack} times the least completion time for {} % of the coflows, are counted\n\
              in runs of their own.\n\n\
              Bars: gain at least {} everywhere and {} somewhere; never slower on average than {};\n\
-             {DEADLINE_BAR} times the deadlines of per-flow; no promised deadline missed.\n",
+             {DEADLINE_BAR} times the deadlines of per-flow, or all there are; no promised deadline missed.\n",
             table(header, lines, &[3, 4, 5, 6]),
             DEADLINE_PART * 100.0,
             GAIN_BAR.0,

@@ -5,19 +5,24 @@
 //! bound comes from link prices found once per coflow and network state, so that ordering costs no LP (see
 //! [`MinCct::prices`](crate::min_cct::MinCct::prices)).
 //!
+//! Neighbours in this order change places if an estimate of both ends says that it is better on the sum (`exchange`): on a
+//! network the shorter one may take, for little, what the longer one cannot do without.
+//!
 //! Incremental: the rates of a coflow depend only on what the coflows before it take. So after an event, everyone before the
 //! first coflow that arrived, left, moved or finished a FlowGroup keeps its rates, and only those after it are solved again.
 //! A capacity change re-plans all only if it is larger than [`Config::threshold`] or breaks the present rates.
 
+mod exchange;
 mod promises;
 
 use super::{Active, Decision, Event, Policy, State};
 use crate::RATE_FLOOR_GBPS;
 use crate::allocation::{Allocation, GroupRates, PathRate, add_load};
 use crate::id::CoflowId;
-use crate::min_cct::{Effort, Solver, demands};
+use crate::min_cct::{Effort, MinCct, NoPath, Solver, demands};
 use crate::share::{Sharer, fill_network};
 use crate::wan::Wan;
+use exchange::{Neighbours, One, Outcome};
 use promises::Promises;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,6 +43,8 @@ pub struct Config {
     pub admission: Effort,
     /// Coflows beyond this position in the order only share what is left. Bounds the work of one decision.
     pub max_planned: usize,
+    /// Most neighbours in the order that are compared in one decision, whether they should change places.
+    pub max_exchanges: usize,
 }
 
 impl Default for Config {
@@ -50,6 +57,7 @@ impl Default for Config {
             effort: Effort::rushed(),
             admission: Effort::precise(),
             max_planned: 64,
+            max_exchanges: 8,
         }
     }
 }
@@ -285,21 +293,44 @@ impl Terra {
         self.promises.add_load(&mut loads);
         self.plan.iter().filter_map(|(_, rates)| rates.as_ref()).for_each(|rates| add_load(&mut loads, rates, 1.0));
         left.iter_mut().zip(&loads).for_each(|(left, load)| *left -= load);
-        for (position, id) in order.iter().enumerate().skip(kept) {
-            let active = &state.active[id];
+        let mut order = order.to_vec();
+        let mut exchanges = self.config.max_exchanges;
+        // What the comparison before has found out about the next one.
+        let mut known: Option<Result<MinCct, NoPath>> = None;
+        for position in kept..order.len() {
+            let id = order[position];
+            if position >= self.config.max_planned {
+                self.plan.push((id, None));
+                continue;
+            }
             let free = rounded(state.wan, &left);
-            let rates = if position < self.config.max_planned {
+            let effort = self.config.effort;
+            let mut answer = known.take().unwrap_or_else(|| {
                 self.work.solves += 1;
-                solver.solve(state.wan, &free, &demands(&active.coflow, &active.remaining_gbit), self.config.effort).ok()
-            } else {
-                None
-            };
-            let rates = rates.map(|answer| {
-                self.work.steps += answer.steps;
+                let active = &state.active[&id];
+                let answer = solver.solve(state.wan, &free, &demands(&active.coflow, &active.remaining_gbit), effort);
+                self.work.steps += answer.as_ref().map_or(0, |answer| answer.steps);
+                answer
+            });
+            if exchanges > 0
+                && let (Ok(first), Some(next)) = (&answer, order.get(position + 1))
+            {
+                exchanges -= 1;
+                let one = |id: &CoflowId| One { active: &state.active[id], prices: &self.prices[id] };
+                let neighbours = Neighbours { wan: state.wan, free: &free, effort };
+                match neighbours.compare(solver, one(&id), first, one(next), &mut self.work.steps) {
+                    Outcome::Keep(next) => known = Some(next),
+                    Outcome::Exchange(first) => {
+                        answer = Ok(first);
+                        order.swap(position, position + 1);
+                    }
+                }
+            }
+            let rates = answer.ok().map(|answer| {
                 add_load(&mut left, &answer.rates, -1.0);
                 answer.rates
             });
-            self.plan.push((*id, rates));
+            self.plan.push((order[position], rates));
         }
     }
 
