@@ -112,6 +112,32 @@ impl Buffer {
         if let Memory::Mapped { start, .. } = self.memory { Some(start.as_ptr().cast()) } else { None }
     }
 
+    /// Copies bytes into the buffer.
+    ///
+    /// # Panics
+    /// If they leave it, or the processor does not reach it.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        let at = self.range(offset, bytes.len());
+        // SAFETY: the range lies in the mapping, of which nobody has a reference.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
+    }
+
+    /// Copies bytes out of the buffer. A device may write to them meanwhile: then they are some bytes.
+    ///
+    /// # Panics
+    /// If they leave it, or the processor does not reach it.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) {
+        let at = self.range(offset, bytes.len());
+        // SAFETY: the range lies in the mapping, of which nobody has a reference.
+        unsafe { std::ptr::copy_nonoverlapping(at, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Where a range begins, all of which lies in the buffer.
+    fn range(&self, offset: usize, length: usize) -> *mut u8 {
+        assert!(offset <= self.length && length <= self.length - offset, "{length} bytes at {offset}");
+        self.as_ptr().expect("memory that the processor reaches").wrapping_add(offset)
+    }
+
     /// First byte as peers name it.
     pub fn address(&self) -> u64 {
         match &self.memory {
@@ -201,6 +227,11 @@ mod tests {
             assert_eq!(buffer.address() % 4096, 0);
             // SAFETY: offset 4999 lies in the buffer.
             assert_eq!(unsafe { buffer.as_ptr().unwrap().add(4999).read() }, (4999 % 251) as u8);
+            buffer.write(4998, &[1, 2]);
+            let mut bytes = [0; 3];
+            buffer.read(4997, &mut bytes);
+            assert_eq!(bytes, [(4997 % 251) as u8, 1, 2]);
+            assert!(std::panic::catch_unwind(|| buffer.write(4999, &[1, 2])).is_err(), "it would leave the buffer");
         }
         assert!(Buffer::new(0, Placement::Heap).is_err());
     }
