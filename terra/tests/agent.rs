@@ -21,7 +21,7 @@ const SILENT_MS: u64 = 100;
 /// After which a connection over a cut link breaks, ms.
 const GIVE_UP_MS: u64 = 300;
 /// Slots of a window.
-const SLOTS: u32 = 8;
+const SLOTS: u32 = 32;
 
 /// A stream at a site.
 type End = (String, StreamId);
@@ -141,7 +141,7 @@ impl World {
         let name = |site: SiteId| wan.name(site).to_owned();
         let task = |order: &terra::controller::GroupOrder| Task {
             group: (order.coflow, order.group),
-            parts: vec![Part { bytes: (order.volume_gbit * 1.25e8).round() as u64, file: None, to_file: None }],
+            parts: vec![Part { bytes: (order.volume_gbit * 1.25e8).round() as u64, token: 0, file: None, to_file: None }],
             paths: order
                 .paths
                 .iter()
@@ -164,7 +164,7 @@ impl World {
         let silent = |name: &str| self.cut.get(&both(site, name)).is_some_and(long) || self.dead.get(name).is_some_and(long);
         let silent: BTreeSet<SiteId> = neighbours.iter().filter(|(_, name)| silent(name)).map(|(id, _)| *id).collect();
         let sent = agent.sent().into_iter().map(|((coflow, group), bytes)| (coflow, group, bytes as f64 * 8e-9)).collect();
-        let report = Report { epoch: self.follows[site], sent, silent };
+        let report = Report { epoch: self.follows[site], sent, silent, ..Report::default() };
         let orders = match controller.exchange(now_s, id, &report) {
             // One that has just started, or that the controller has not heard of.
             Err(Refused::NotJoined(_) | Refused::StaleEpoch { .. }) => {
@@ -196,7 +196,9 @@ impl World {
                     self.free_at_ms.insert(from.clone(), start_ms + takes_ms);
                     let in_ms = (start_ms + takes_ms).ceil() as u64 - self.now_ms + DELAY_MS;
                     self.across(&from, in_ms, |other| Event::Chunk(other, header));
-                    self.across(&from, in_ms, |_| Event::Written(from.clone(), header.slot));
+                    // The write may be known to be done before or after the receiver says that the slot is free again.
+                    let known_ms = in_ms + [0, 2 * DELAY_MS][header.chunk as usize % 2];
+                    self.across(&from, known_ms, |_| Event::Written(from.clone(), header.slot));
                 }
                 Action::Recall { stream, group, parts } => {
                     let bytes = parts.iter().map(|part| part.bytes).sum();
@@ -383,7 +385,7 @@ fn agents_and_the_controller_may_die() {
 fn neighbours_that_break_the_rules_lose_their_stream_and_nothing_else() {
     let mut agent = Agent::new("b", 4, 0.0);
     let group: Group = (CoflowId(1), 0);
-    let part = Part { bytes: 2 * CHUNK_BYTES, file: None, to_file: None };
+    let part = Part { bytes: 2 * CHUNK_BYTES, token: 0, file: None, to_file: None };
     let sites = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     for wrong in [sites(&[]), sites(&["a"]), sites(&["b", "c", "b"]), vec!["b".to_owned(); 100]] {
         assert!(agent.handle_incoming(0.0, &wrong, SLOTS).is_err(), "{wrong:?}");

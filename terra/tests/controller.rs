@@ -4,7 +4,7 @@
 mod networks;
 
 use networks::{diamond, pair};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use terra::controller::{CoflowState, Config, Controller, Orders, Refused, Report, Saved};
 use terra::random::Random;
 use terra::topology::{self, Known};
@@ -243,6 +243,34 @@ fn an_agent_that_leaves_is_paused_at_once() {
 }
 
 #[test]
+fn what_an_agent_cannot_send_is_in_nobodys_way() {
+    let mut controller = Controller::new(pair(1.0), Config::default(), 0.0);
+    controller.submit(0.0, job(1, &[(0, 1, 1.0)])).unwrap();
+    controller.submit(0.0, job(2, &[(0, 1, 2.0)])).unwrap();
+    controller.join(0.0, SiteId(1)).unwrap();
+    let orders = controller.join(0.0, SiteId(0)).unwrap();
+    let coflows = |orders: &Orders| orders.groups.iter().map(|group| group.coflow).collect::<Vec<_>>();
+    let [first, second] = [1, 2].map(|job| coflow_id(JobId(job), 0));
+    assert_eq!(coflows(&orders), [first]);
+    let stuck = |epoch| Report { epoch, stuck: [first].into(), ..Report::default() };
+    // Another site has no say in it.
+    controller.exchange(0.1, SiteId(1), &stuck(Epoch(0))).unwrap();
+    let mut orders = controller.exchange(0.1, SiteId(0), &stuck(orders.epoch)).unwrap();
+    for _ in 0..2 {
+        let report = Report { epoch: orders.epoch, ..Report::default() };
+        orders = controller.exchange(0.2, SiteId(0), &report).unwrap();
+    }
+    assert_eq!(coflows(&orders), [second], "it is still stuck when its agent has forgotten it");
+    assert_eq!(controller.status().coflows[0].state, CoflowState::Stuck("a".to_owned()));
+    let mut orders = controller.join(0.3, SiteId(0)).unwrap();
+    for _ in 0..2 {
+        let report = Report { epoch: orders.epoch, ..Report::default() };
+        orders = controller.exchange(0.4, SiteId(0), &report).unwrap();
+    }
+    assert_eq!(coflows(&orders), [first]);
+}
+
+#[test]
 fn a_link_that_is_killed_is_left_at_once() {
     let mut world = World::new(diamond());
     world.submit(job(1, &[(0, 3, 10.0)]));
@@ -345,7 +373,7 @@ fn what_is_bad_is_refused_and_changes_nothing() {
     let report = |epoch: u64, sent: &[(u64, usize, f64)]| Report {
         epoch: Epoch(epoch),
         sent: sent.iter().map(|&(coflow, group, sent)| (CoflowId(coflow), group, sent)).collect(),
-        silent: BTreeSet::new(),
+        ..Report::default()
     };
     let now = orders.epoch.0;
     controller.exchange(0.2, a, &report(now, &[])).unwrap();

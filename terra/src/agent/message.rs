@@ -12,6 +12,9 @@ pub const MAX_PARTS: usize = 10_000;
 pub struct Part {
     /// How long it is.
     pub bytes: u64,
+    /// Chosen when the job was submitted: tells its data from that of an earlier job with the same number.
+    #[serde(default)]
+    pub token: u64,
     /// File at the source, below the folder that its agent was given. Without it the bytes are made up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
@@ -115,7 +118,7 @@ mod tests {
     fn headers_come_back_and_messages_are_strict() {
         let header = Header { group: (CoflowId(1 << 40), 3), chunk: 1 << 33, length: 7, crc: 0xDEAD_BEEF, slot: 31 };
         assert_eq!(Header::from_bytes(&header.to_bytes()), header);
-        let begin = Message::Begin { group: header.group, parts: vec![Part { bytes: 5, file: None, to_file: None }] };
+        let begin = Message::Begin { group: header.group, parts: vec![Part { bytes: 5, token: 9, file: None, to_file: None }] };
         let text = serde_json::to_string(&begin).unwrap();
         assert_eq!(serde_json::from_str::<Message>(&text).unwrap(), begin);
         assert!(serde_json::from_str::<Message>(r#"{"free":{"slot":1,"x":2}}"#).is_err());

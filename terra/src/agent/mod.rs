@@ -75,8 +75,8 @@ pub enum Action {
         stream: StreamId,
         /// The sites, this one first.
         sites: Route,
-        /// Whether this site's data goes there, at a rate; a relay's streams have none.
-        own: bool,
+        /// The stream whose chunks it passes on, if this site is a relay. Otherwise it carries this site's data, at a rate.
+        relays: Option<StreamId>,
     },
     /// End a stream and forget it.
     Close(StreamId),
@@ -84,7 +84,8 @@ pub enum Action {
     Rate(StreamId, f64),
     /// Tell the neighbour.
     Send(StreamId, Message),
-    /// Write a chunk into its slot at the neighbour, then [`Agent::written`].
+    /// Write a chunk into its slot at the neighbour, then [`Agent::written`]; or, if this site's data cannot be read,
+    /// [`Agent::unreadable`].
     Write {
         /// The stream.
         stream: StreamId,
@@ -162,7 +163,13 @@ impl Agent {
         self.sending.iter().map(|(group, sending)| (*group, sending.chunks.held_bytes())).collect()
     }
 
-    /// Groups that their destinations do not take, and why.
+    /// What a group that is being sent consists of.
+    pub fn parts(&self, group: Group) -> Option<&[Part]> {
+        self.sending.get(&group).map(|sending| sending.parts.as_slice())
+    }
+
+    /// Groups that cannot be read here or that their destinations do not take, and why. They are tried again once they are
+    /// ordered anew: after a restart, of this agent or of the controller.
     pub fn refused(&self) -> impl Iterator<Item = (Group, &str)> {
         self.sending.iter().filter_map(|(group, sending)| Some((*group, sending.refused.as_deref()?)))
     }
@@ -227,7 +234,7 @@ impl Agent {
         }
         let id = self.add_stream(Kind::Own(route.clone()), rate_gbps);
         self.own.insert(route.clone(), id);
-        self.actions.push_back(Action::Open { stream: id, sites: route, own: true });
+        self.actions.push_back(Action::Open { stream: id, sites: route, relays: None });
         self.actions.push_back(Action::Rate(id, rate_gbps));
     }
 
@@ -268,8 +275,8 @@ impl Agent {
         for (route, id) in own.iter() {
             let stream = streams.get_mut(id).expect("an own path has its stream");
             let ahead = (stream.rate_gbps * BYTES_PER_GBPS * AHEAD_S / CHUNK_BYTES as f64).ceil().max(2.0) as usize;
-            while stream.is_up && stream.flying < ahead && !stream.free.is_empty() {
-                let before_bytes = stream.flying as u64 * CHUNK_BYTES;
+            while stream.is_up && stream.writing.len() < ahead && !stream.free.is_empty() {
+                let before_bytes = stream.writing.len() as u64 * CHUNK_BYTES;
                 // Of those that may, the one that is furthest behind its share.
                 let next = sending
                     .iter_mut()
@@ -282,7 +289,7 @@ impl Agent {
                 let length = sending.chunks.length(chunk) as u32;
                 stream.had_s.insert(group, had_s + f64::from(length) / (sending.rates[route] * BYTES_PER_GBPS));
                 let slot = stream.free.pop().expect("seen just before");
-                stream.flying += 1;
+                stream.writing.insert(slot, None);
                 let header = Header { group, chunk, length, crc: 0, slot };
                 actions.push_back(Action::Write { stream: *id, header, source: Source::Own });
             }

@@ -17,7 +17,7 @@ pub(super) struct Sending {
     pub chunks: Chunks,
     /// Paths and rates, Gbit/s.
     pub rates: BTreeMap<Route, f64>,
-    /// Why the destination does not take it.
+    /// Why it cannot be read, or the destination does not take it.
     pub refused: Option<String>,
     /// Chunks from here on were not sent yet; of those before, these have to be sent again.
     next: u64,

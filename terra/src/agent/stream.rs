@@ -27,10 +27,12 @@ pub(super) struct Stream {
     pub rate_gbps: f64,
     pub is_up: bool,
     pub heard_s: f64,
-    /// Outgoing: slots of the neighbour's window that are free, and chunks given that are not written yet.
+    /// Outgoing: slots of the neighbour's window that are free, and those that are being written, at a relay with the slot of the
+    /// incoming stream that is written from. The neighbour may say that a slot is free again before its write is known to be done.
     pub free: Vec<u32>,
     pub slots: u32,
-    pub flying: usize,
+    pub writing: BTreeMap<u32, Option<u32>>,
+    freed: BTreeSet<u32>,
     /// Own: groups that were announced, those that the destination is ready for, and what each had in seconds of its rate.
     pub begun: BTreeSet<Group>,
     pub ready: BTreeSet<Group>,
@@ -38,8 +40,7 @@ pub(super) struct Stream {
     /// Incoming: slots that hold a chunk, and those that wait for a slot of the next hop.
     held: BTreeSet<u32>,
     waiting: VecDeque<Header>,
-    /// Onward: from which slot of the incoming stream each slot is being written; and what was said before it was up.
-    from: BTreeMap<u32, u32>,
+    /// Onward: what was said before it was up.
     early: Vec<Message>,
 }
 
@@ -52,13 +53,13 @@ impl Stream {
             heard_s: now_s,
             free: Vec::new(),
             slots: 0,
-            flying: 0,
+            writing: BTreeMap::new(),
+            freed: BTreeSet::new(),
             begun: BTreeSet::new(),
             ready: BTreeSet::new(),
             had_s: BTreeMap::new(),
             held: BTreeSet::new(),
             waiting: VecDeque::new(),
-            from: BTreeMap::new(),
             early: Vec::new(),
         }
     }
@@ -83,7 +84,7 @@ impl Agent {
         let id = self.add_stream(Kind::Incoming { onward: None }, 0.0);
         let onward = (sites.len() > 1).then(|| {
             let onward = self.add_stream(Kind::Onward { incoming: id }, 0.0);
-            self.actions.push_back(Action::Open { stream: onward, sites: sites.to_vec(), own: false });
+            self.actions.push_back(Action::Open { stream: onward, sites: sites.to_vec(), relays: Some(id) });
             onward
         });
         let stream = self.streams.get_mut(&id).expect("added just before");
@@ -119,7 +120,7 @@ impl Agent {
         let Some(stream) = self.streams.remove(&id) else { return };
         self.actions.retain(|action| {
             !matches!(action,
-            Action::Rate(other, _) | Action::Send(other, _) | Action::Write { stream: other, .. }
+            Action::Open { stream: other, .. } | Action::Rate(other, _) | Action::Send(other, _) | Action::Write { stream: other, .. }
             | Action::Recall { stream: other, .. } | Action::Place { stream: other, .. } if *other == id)
         });
         self.actions.push_back(Action::Close(id));
@@ -142,12 +143,16 @@ impl Agent {
         let kept = match (&stream.kind, message) {
             (_, Message::Alive) => true,
             (Kind::Own(_) | Kind::Onward { .. }, Message::Free { slot }) => {
-                let known = slot < stream.slots && !stream.free.contains(&slot) && !stream.from.contains_key(&slot);
-                if known {
-                    stream.free.push(slot);
-                    self.pass_on(id);
+                if stream.writing.contains_key(&slot) {
+                    stream.freed.insert(slot)
+                } else {
+                    let known = slot < stream.slots && !stream.free.contains(&slot);
+                    if known {
+                        stream.free.push(slot);
+                        self.pass_on(id);
+                    }
+                    known
                 }
-                known
             }
             (Kind::Incoming { onward }, Message::Begin { group, parts }) => {
                 let onward = *onward;
@@ -269,8 +274,7 @@ impl Agent {
         while stream.is_up && !waiting.is_empty() {
             let Some(slot) = stream.free.pop() else { break };
             let header = waiting.pop_front().expect("it is not empty");
-            stream.from.insert(slot, header.slot);
-            stream.flying += 1;
+            stream.writing.insert(slot, Some(header.slot));
             let source = Source::Held(incoming, header.slot);
             self.actions.push_back(Action::Write { stream: id, header: Header { slot, ..header }, source });
         }
@@ -282,10 +286,27 @@ impl Agent {
         self.now_s = self.now_s.max(now_s);
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.heard_s = self.now_s;
-        stream.flying = stream.flying.saturating_sub(1);
-        if let (Kind::Onward { incoming }, Some(held)) = (&stream.kind, stream.from.remove(&slot)) {
+        let held = stream.writing.remove(&slot).flatten();
+        if stream.freed.remove(&slot) {
+            stream.free.push(slot);
+        }
+        if let (Kind::Onward { incoming }, Some(held)) = (&stream.kind, held) {
             let incoming = *incoming;
             self.free_slot(incoming, held);
+        }
+        self.pass_on(id);
+        self.feed();
+    }
+
+    /// A chunk of this site's data was not written, as it cannot be read: its group is not sent any more.
+    pub fn unreadable(&mut self, now_s: f64, id: StreamId, header: Header, reason: &str) {
+        self.now_s = self.now_s.max(now_s);
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.writing.remove(&header.slot);
+            stream.free.push(header.slot);
+        }
+        if let Some(sending) = self.sending.get_mut(&header.group) {
+            sending.refused = Some(reason.to_owned());
         }
         self.feed();
     }

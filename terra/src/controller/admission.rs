@@ -56,6 +56,7 @@ impl Controller {
             let coflow = stage.coflow.id;
             self.owner.remove(&coflow);
             self.refused.remove(&coflow);
+            self.stuck.remove(&coflow);
             // A paused one may have a promise.
             if self.running.remove(&coflow).or_else(|| self.paused.remove(&coflow)).is_some() {
                 self.events.push(Event::CoflowDone(coflow));

@@ -17,6 +17,8 @@ pub struct Report {
     /// Sites at the other end of its links from which nothing comes back: these links carry nothing, in either direction, until it
     /// says otherwise.
     pub silent: BTreeSet<SiteId>,
+    /// Coflows of which it cannot send something: they get no rates until it joins again.
+    pub stuck: BTreeSet<CoflowId>,
 }
 
 /// What an agent is to do: send these FlowGroups, and no others.
@@ -55,7 +57,9 @@ impl Controller {
         self.check_site(site)?;
         self.heard_s.insert(site, self.now_s);
         self.grants.join(site, &self.wan);
-        let all_there = |active: &Active| waits_for(active, &self.heard_s).is_none();
+        self.stuck.retain(|_, at| *at != site);
+        let all_there =
+            |active: &Active| waits_for(active, &self.heard_s).is_none() && !self.stuck.contains_key(&active.coflow.id);
         let back: Vec<CoflowId> = self.paused.iter().filter(|(_, active)| all_there(active)).map(|(id, _)| *id).collect();
         for id in back {
             let active = self.paused.remove(&id).expect("found there");
@@ -79,6 +83,7 @@ impl Controller {
             let (oldest, newest) = window.into_inner();
             return Err(Refused::StaleEpoch { site: name(), epoch: report.epoch, oldest, newest });
         }
+        let newest = *window.end();
         for &(coflow, group, sent_gbit) in &report.sent {
             // One that is done or cancelled may still be reported.
             let Some(active) = self.running.get(&coflow).or_else(|| self.paused.get(&coflow)) else { continue };
@@ -98,8 +103,24 @@ impl Controller {
         for &(coflow, group, sent_gbit) in &report.sent {
             self.note_sent(coflow, group, sent_gbit);
         }
+        // One that is behind may speak of an earlier job of the same number.
+        if report.epoch == newest {
+            report.stuck.iter().for_each(|id| self.hold_up(*id, site));
+        }
         self.decide();
         self.orders(site)
+    }
+
+    /// A coflow stands in nobody's way as long as the agent of this site, from which it has something to send, cannot send that.
+    fn hold_up(&mut self, id: CoflowId, site: SiteId) {
+        let own = |active: &&mut Active| active.coflow.groups.iter().any(|group| group.src == site);
+        if self.running.get_mut(&id).filter(own).is_some() {
+            let active = self.running.remove(&id).expect("found there");
+            self.paused.insert(id, active);
+            self.stuck.insert(id, site);
+            // For the schedule it is gone, with what it was promised; it may arrive again.
+            self.events.push(Event::CoflowDone(id));
+        }
     }
 
     /// The agent of a site has stopped sending and is gone, or is known to be dead.

@@ -126,6 +126,8 @@ pub struct Controller {
     /// Coflows whose agents are all there, and the others that were released.
     running: BTreeMap<CoflowId, Active>,
     paused: BTreeMap<CoflowId, Active>,
+    /// Of the paused ones, those of which an agent cannot send something, and that agent's site.
+    stuck: BTreeMap<CoflowId, SiteId>,
     /// When each agent was last heard, seconds.
     heard_s: BTreeMap<SiteId, f64>,
     /// What each link carries as long as its ends hear each other, Gbit/s, and whom each agent does not hear.
@@ -157,6 +159,7 @@ impl Controller {
             owner: BTreeMap::new(),
             running: BTreeMap::new(),
             paused: BTreeMap::new(),
+            stuck: BTreeMap::new(),
             heard_s: BTreeMap::new(),
             grants: Grants::default(),
             next_job: 1,
@@ -235,6 +238,7 @@ impl Controller {
             self.finished.pop_front();
         }
         self.refused.remove(&id);
+        self.stuck.remove(&id);
         if ended {
             let held = self.jobs.remove(&job).expect("seen just before");
             self.releases.remove(job);

@@ -34,6 +34,8 @@ pub enum CoflowState {
     Waiting,
     /// The agent of this site is not there.
     Paused(String),
+    /// The agent of this site cannot send its part.
+    Stuck(String),
     /// It sends, or would if there were capacity for it.
     Running,
 }
@@ -124,6 +126,9 @@ impl Controller {
             stage: entry.name.clone(),
             state: match (running, paused) {
                 (Some(_), _) => CoflowState::Running,
+                (None, Some(_)) if self.stuck.contains_key(&id) => {
+                    CoflowState::Stuck(self.wan.name(self.stuck[&id]).to_owned())
+                }
                 (None, Some(active)) => CoflowState::Paused(
                     waits_for(active, &self.heard_s).map_or_else(String::new, |site| self.wan.name(site).to_owned()),
                 ),
