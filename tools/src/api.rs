@@ -258,6 +258,7 @@ pub struct Client {
     socket: PathBuf,
     /// The command that starts what serves there.
     start: &'static str,
+    limit: Duration,
     runtime: tokio::runtime::Runtime,
 }
 
@@ -270,7 +271,12 @@ impl Client {
     /// A client of whatever serves at a socket and was started by this command.
     pub fn at(socket: PathBuf, start: &'static str) -> Result<Client> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
-        Ok(Client { socket, start, runtime })
+        Ok(Client { socket, start, limit: CALL_TIMEOUT, runtime })
+    }
+
+    /// The same with less patience.
+    pub fn within(self, limit: Duration) -> Client {
+        Client { limit, ..self }
     }
 
     /// Makes a device.
@@ -319,8 +325,8 @@ impl Client {
     pub fn call(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Value, ApiError> {
         let (status, bytes) = self
             .runtime
-            .block_on(async { tokio::time::timeout(CALL_TIMEOUT, self.exchange(method, path, body)).await })
-            .unwrap_or_else(|_| Err(self.broken(format!("nothing came within {} s", CALL_TIMEOUT.as_secs()))))?;
+            .block_on(async { tokio::time::timeout(self.limit, self.exchange(method, path, body)).await })
+            .unwrap_or_else(|_| Err(self.broken(format!("nothing came within {} s", self.limit.as_secs_f64()))))?;
         if (200..300).contains(&status) {
             if bytes.is_empty() {
                 return Ok(Value::Null);

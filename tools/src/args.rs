@@ -392,13 +392,20 @@ pub enum WanCommand {
     Sim(WanSimOptions),
     /// All policies on generated workloads: completion times and deadlines met, against the bars that ours is held to
     Compare(WanCompareOptions),
+    /// Five sites on this host that send a coflow as the scheduler says; seconds, no root
+    Demo,
     /// Schedule coflows: serve HTTP/JSON at wan.sock until SIGINT or SIGTERM
     Controller(WanControllerOptions),
+    /// Send and receive a site's data as the controller says, with RDMA WRITEs, until SIGINT or SIGTERM
+    Agent(WanAgentOptions),
     /// Give a job to the controller
     Submit {
         /// The job: JSON with coflows of flows in bytes
         #[arg(value_name = "FILE.json")]
         file: PathBuf,
+        /// Stay until all of it is done, and show how far it is
+        #[arg(long)]
+        wait: bool,
     },
     /// What the controller has: agents, coflows and how far they are
     Status,
@@ -418,6 +425,38 @@ pub enum WanCommand {
     },
 }
 
+/// `vrdma wan agent …`.
+#[derive(Debug, clap::Args)]
+pub struct WanAgentOptions {
+    /// The site, as the network of the controller names it
+    #[arg(long, value_name = "NAME")]
+    pub site: String,
+    /// Where other agents reach this one, TCP and UDP
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: std::net::SocketAddr,
+    /// Device of the daemon that receives and relays
+    #[arg(long, value_name = "NAME")]
+    pub device: String,
+    /// Devices that send, one path at a time each, at the rate of that path; repeat for several
+    #[arg(long = "path-device", value_name = "NAME", required = true)]
+    pub path_devices: Vec<String>,
+    /// The controller's socket [default: wan.sock in the daemon's directory]
+    #[arg(long, value_name = "SOCKET")]
+    pub controller: Option<PathBuf>,
+    /// Folder of the files that are sent and received; without it there are none
+    #[arg(long, value_name = "DIR")]
+    pub files: Option<PathBuf>,
+    /// Folder in which is kept what has been received [default: wan-SITE in the daemon's directory]
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
+    /// A neighbour that does not answer for so long counts as cut off, ms
+    #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    pub silent_ms: u64,
+    /// End when the program that started this one does
+    #[arg(long, hide = true)]
+    pub with_parent: bool,
+}
+
 /// `vrdma wan controller …`.
 #[derive(Debug, clap::Args)]
 pub struct WanControllerOptions {
@@ -427,6 +466,9 @@ pub struct WanControllerOptions {
     /// Where the state is kept over a restart [default: wan.json beside the socket]
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
+    /// End when the program that started this one does
+    #[arg(long, hide = true)]
+    pub with_parent: bool,
 }
 
 /// `vrdma wan sim …`.

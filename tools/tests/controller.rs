@@ -139,3 +139,42 @@ fn what_is_wrong_is_refused_and_changes_nothing() {
     file(&vrdma, "wan.json", "{\"format\": 1}");
     vrdma.fail(&["wan", "controller"], &["wan.json", "not a controller's state"]);
 }
+
+/// Paths and methods of the served API and of its description are the same.
+#[test]
+fn description_and_api_agree() {
+    let text = include_str!("../wan-openapi.yaml");
+    let mut described = Vec::new();
+    let mut path = "";
+    for line in text.lines().skip_while(|line| *line != "paths:").skip(1).take_while(|line| line.starts_with(' ')) {
+        let word = line.trim().trim_end_matches(':');
+        match line.len() - line.trim_start().len() {
+            2 => path = word,
+            4 => described.push((path.to_owned(), word.to_uppercase())),
+            _ => {}
+        }
+    }
+    let vrdma = Vrdma::new();
+    let _controller = Controller::start(&vrdma, &["--topology", "swan"]);
+    let mut paths: Vec<&String> = described.iter().map(|(path, _)| path).collect();
+    paths.dedup();
+    let mut served = Vec::new();
+    for path in paths {
+        for method in ["GET", "PUT", "POST", "DELETE", "PATCH"] {
+            let mut stream = UnixStream::connect(vrdma.dir().join("wan.sock")).unwrap();
+            let named = path.replace("{site}", "XX").replace("{job}", "1");
+            write!(stream, "{method} {named} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            // What is not there has no body.
+            let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+            assert!(!head.contains(" 404 ") || body.contains("error"), "{method} {path}");
+            if !head.contains(" 405 ") {
+                served.push((path.clone(), method.to_owned()));
+            }
+        }
+    }
+    described.sort();
+    served.sort();
+    assert_eq!(described, served);
+}

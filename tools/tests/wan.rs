@@ -98,3 +98,12 @@ fn what_is_wrong_is_said_in_one_line() {
     }
     assert_eq!(vrdma.run(&["wan", "compare", "--topology", "mars"]).code, 2);
 }
+
+/// It checks all bytes by itself.
+#[test]
+fn the_demo_sends_its_coflow_and_leaves_nothing() {
+    let vrdma = Vrdma::new();
+    let report = vrdma.json(&["wan", "demo", "--json"]);
+    assert_eq!(report["bytes"], 205_000_000);
+    assert!(number(&report, "computed_s") > 3.5 && number(&report, "measured_s") > 3.5, "{report}");
+}

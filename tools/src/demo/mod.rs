@@ -82,8 +82,14 @@ fn on_one_host(dir: &Path) -> Result<Report> {
     }
 }
 
-/// Addresses for two devices: of a network that no interface has, lest a daemon elsewhere on this host uses them on the wire.
+/// Addresses for two devices.
 fn addresses() -> Result<[Ipv4Addr; 2]> {
+    let [a, b, c] = free_network()?;
+    Ok([1, 2].map(|host| Ipv4Addr::new(a, b, c, host)))
+}
+
+/// A network of addresses that no interface has, lest a daemon elsewhere on this host uses them on the wire.
+pub fn free_network() -> Result<[u8; 3]> {
     let mut taken = Vec::new();
     for interface in nix::ifaddrs::getifaddrs().context("cannot list the interfaces")? {
         if let Some(address) = interface.address.as_ref().and_then(|address| address.as_sockaddr_in()) {
@@ -91,8 +97,7 @@ fn addresses() -> Result<[Ipv4Addr; 2]> {
             taken.push([a, b, c]);
         }
     }
-    let [a, b, c] = NETWORKS.into_iter().find(|network| !taken.contains(network)).unwrap_or(NETWORKS[0]);
-    Ok([1, 2].map(|host| Ipv4Addr::new(a, b, c, host)))
+    Ok(NETWORKS.into_iter().find(|network| !taken.contains(network)).unwrap_or(NETWORKS[0]))
 }
 
 /// Two child processes with a link between them; the first one reports.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
+use terra::agent::{Group, MAX_PARTS, Part};
 use terra::workload::{Job, MAX_STAGES, Stage, coflow_id};
 use terra::{Coflow, Flow, JobId, Wan};
 
@@ -47,6 +48,10 @@ struct FlowSpec {
     from: String,
     to: String,
     bytes: u64,
+    /// What is sent, below the folder of the source's agent; made up if it is absent.
+    file: Option<String>,
+    /// Where it goes, below the folder of the destination's agent; `file` if it is absent.
+    to_file: Option<String>,
 }
 
 impl JobSpec {
@@ -70,11 +75,28 @@ impl JobSpec {
     }
 }
 
+impl JobSpec {
+    /// What each FlowGroup of the job consists of. The job was made from this.
+    pub fn parts(&self, wan: &Wan, job: &Job, token: u64) -> BTreeMap<Group, Vec<Part>> {
+        let mut parts: BTreeMap<Group, Vec<Part>> = BTreeMap::new();
+        for (spec, stage) in self.coflows.iter().zip(&job.stages) {
+            for (index, group) in stage.coflow.groups.iter().enumerate() {
+                let own = |flow: &&FlowSpec| flow.from == wan.name(group.src) && flow.to == wan.name(group.dst);
+                let part =
+                    |flow: &FlowSpec| Part { bytes: flow.bytes, token, file: flow.file.clone(), to_file: flow.to_file.clone() };
+                parts.insert((stage.coflow.id, index), spec.flows.iter().filter(own).map(part).collect());
+            }
+        }
+        parts
+    }
+}
+
 impl CoflowSpec {
     fn coflow(&self, wan: &Wan, job: JobId, index: usize) -> Result<Coflow> {
         let flow = |flow: &FlowSpec| {
             Ok(Flow { src: wan.site(&flow.from)?, dst: wan.site(&flow.to)?, volume_gbit: flow.bytes as f64 * GBIT_PER_BYTE })
         };
+        ensure!(self.flows.len() <= MAX_PARTS, "a coflow has {} flows: at most {MAX_PARTS} are possible", self.flows.len());
         let flows: Vec<Flow> = self.flows.iter().map(flow).collect::<Result<_>>()?;
         let mut coflow = Coflow::new(coflow_id(job, index), flows)?;
         if let Some(weight) = self.weight {

@@ -1,9 +1,11 @@
 //! `vrdma wan`: coflows over a wide-area network. Files are read and written here; what is in them is the business of `terra`.
 
+mod agent;
 mod cdf;
 mod client;
 mod compare;
 mod controller;
+mod demo;
 mod job;
 mod sim;
 
@@ -28,14 +30,30 @@ use crate::place::Place;
 /// Carries a command out.
 pub fn carry_out(place: impl Fn() -> Result<Place>, command: &WanCommand, as_json: bool) -> Result<()> {
     match command {
-        WanCommand::Controller(options) => controller::carry_out(&place()?, options),
-        WanCommand::Submit { file } => client::submit(&place()?, file, as_json),
+        WanCommand::Demo => demo::carry_out(as_json),
+        WanCommand::Controller(options) => {
+            end_with_parent(options.with_parent)?;
+            controller::carry_out(&place()?, options)
+        }
+        WanCommand::Agent(options) => {
+            end_with_parent(options.with_parent)?;
+            agent::carry_out(&place()?, options)
+        }
+        WanCommand::Submit { file, wait } => client::submit(&place()?, file, *wait, as_json),
         WanCommand::Status => client::status(&place()?, as_json),
         WanCommand::Cancel { job } => client::cancel(&place()?, *job, as_json),
         WanCommand::Link { from, to, gbps } => client::set_link(&place()?, from, to, *gbps, as_json),
         WanCommand::Sim(options) => sim::carry_out(options, as_json),
         WanCommand::Compare(options) => compare::carry_out(options, as_json),
     }
+}
+
+/// Has the kernel kill this process when the one that started it is gone.
+fn end_with_parent(wanted: bool) -> Result<()> {
+    if wanted {
+        nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL).context("cannot end with the parent")?;
+    }
+    Ok(())
 }
 
 /// Counts coflows; shown on a terminal only.
