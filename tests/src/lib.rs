@@ -19,6 +19,7 @@ pub mod matrix;
 mod netns;
 mod program;
 mod raw_peer;
+mod sites;
 mod streams;
 pub mod verbs;
 pub mod vm;
@@ -29,6 +30,7 @@ pub use daemon::{Daemon, DaemonOptions, http};
 pub use netns::NetnsPair;
 pub use program::{Ended, Program};
 pub use raw_peer::{RawPeer, headers};
+pub use sites::{Sample, Sites, Watch};
 pub use skip::{missing_program, need_root, skip};
 pub use streams::Streams;
 

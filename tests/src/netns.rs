@@ -152,7 +152,7 @@ fn on_link(link: usize, end: usize) -> String {
 }
 
 /// The kernel says a second or so after the second end was set up that both are running; until then a port on them is down.
-fn wait_until_up(name: &str, interface: &str) {
+pub(crate) fn wait_until_up(name: &str, interface: &str) {
     let deadline = Instant::now() + UP_LIMIT;
     while !ip(&format!("-n {name} link show {interface}")).contains("state UP") {
         assert!(Instant::now() < deadline, "the veth pair is not up after {UP_LIMIT:?}");
@@ -160,8 +160,13 @@ fn wait_until_up(name: &str, interface: &str) {
     }
 }
 
-fn ip(words: &str) -> String {
-    let output = Command::new("ip").args(words.split(' ')).output().expect("ip can be started");
-    assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
+pub(crate) fn ip(words: &str) -> String {
+    run(Command::new("ip").args(words.split(' ')))
+}
+
+/// Runs a command that must succeed; what it printed.
+pub(crate) fn run(command: &mut Command) -> String {
+    let output = command.output().expect("the command can be started");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
