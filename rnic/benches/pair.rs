@@ -3,6 +3,7 @@
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use emtt::{Access, MemId, Owner, Segment};
+use isolation::Policy;
 use rnic::*;
 use roce::{Gid, Instant, Mtu, Psn, Qpn};
 use std::hint::black_box;
@@ -73,14 +74,20 @@ struct Pair {
 impl Pair {
     /// With `paths`, connections between the cores are of the spray extension from their first packet on, with so many paths.
     fn new(cores: usize, paths: Option<u16>) -> Pair {
+        Pair::under(Policy::Shares, cores, paths)
+    }
+
+    /// The same under another policy of the arbiter.
+    fn under(policy: Policy, cores: usize, paths: Option<u16>) -> Pair {
         let multipath = paths.map(|paths| MultipathConfig {
             paths,
             delay: Duration::from_millis(1),
             agreed: true,
             ..MultipathConfig::default()
         });
-        let mut nics: Vec<Rnic> =
-            (0..cores).map(|n| Rnic::new(Config { seed: n as u64, multipath, ..Config::default() })).collect();
+        let sharing = isolation::Config { policy, ..isolation::Config::default() };
+        let config = |n| Config { seed: n as u64, multipath, sharing, ..Config::default() };
+        let mut nics: Vec<Rnic> = (0..cores).map(|n| Rnic::new(config(n))).collect();
         let mut ends = Vec::new();
         for n in 0..2 {
             let nic = n % cores;
@@ -228,5 +235,37 @@ fn packets(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, messages, packets);
+/// What isolation takes of the data path's time: the same work under the arbiter and message by message, in turns, so that what else the
+/// machine does meets both.
+fn isolation_beside_none(_: &mut Criterion) {
+    const ROUNDS: usize = 41;
+    /// The most that it may take, in percent.
+    const BAR: f64 = 3.0;
+    println!("what isolation takes of the data path's time (bar: {BAR} %)");
+    for (name, cores, messages, bytes) in
+        [("WRITE 1 MiB, wire", 2, 1, 1 << 20), ("WRITE 8 B, wire", 2, 64, 8), ("WRITE 8 B, local", 1, 64, 8)]
+    {
+        let mut pairs = [Policy::Greedy, Policy::Shares].map(|policy| Pair::under(policy, cores, None));
+        let times = pairs.each_mut().map(|_| Vec::with_capacity(ROUNDS));
+        let [mut without, mut with] = (0..ROUNDS).fold(times, |mut times, _| {
+            for (pair, times) in pairs.iter_mut().zip(&mut times) {
+                let begun = std::time::Instant::now();
+                for _ in 0..(4 << 20) / (bytes.max(1024) as usize * messages) {
+                    (0..messages).for_each(|_| pair.post(write, bytes));
+                    assert_eq!(pair.run(), messages);
+                }
+                times.push(begun.elapsed().as_secs_f64());
+            }
+            times
+        });
+        let [without, with] = [&mut without, &mut with].map(|times| {
+            times.sort_unstable_by(f64::total_cmp);
+            times[ROUNDS / 4]
+        });
+        let percent = 100.0 * (with / without - 1.0);
+        println!("{name:<20} {percent:>6.2} %{}", if percent <= BAR { "" } else { "   ABOVE" });
+    }
+}
+
+criterion_group!(benches, messages, packets, isolation_beside_none);
 criterion_main!(benches);
