@@ -26,11 +26,20 @@ use tokio::sync::oneshot;
 
 use crate::daemon::API_SOCKET;
 use crate::datapath::DatapathHandle;
+pub use budget::Budget;
+use budget::Everybody;
 use devices::Devices;
 
 /// Serves until `stopped` resolves (or its sender is dropped), then takes everything down and stops the datapath. `ready` is told
-/// once requests are answered, or why they never will be.
-pub fn run(dir: &Path, datapath: DatapathHandle, ready: SyncSender<io::Result<()>>, stopped: oneshot::Receiver<()>) {
+/// once requests are answered, or why they never will be. `percent` of the daemon's time are for calls of one device while there are
+/// others.
+pub fn run(
+    dir: &Path,
+    percent: u8,
+    datapath: DatapathHandle,
+    ready: SyncSender<io::Result<()>>,
+    stopped: oneshot::Receiver<()>,
+) {
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -41,7 +50,7 @@ pub fn run(dir: &Path, datapath: DatapathHandle, ready: SyncSender<io::Result<()
     runtime.block_on(async {
         match open_api(dir) {
             Ok(listener) => {
-                let devices = Arc::new(Devices::new(dir, datapath.clone()));
+                let devices = Arc::new(Devices::new(dir, Everybody::new(percent), datapath.clone()));
                 let watch = tokio::spawn(links::watch(devices.clone()));
                 let server = tokio::spawn(api::serve(listener, devices.clone()));
                 let _ = ready.send(Ok(()));

@@ -49,6 +49,8 @@ pub struct DaemonConfig {
     /// packets wait in the daemon, where the arbiter decides which goes next, and not in a queue below. At least 1. What devices of this
     /// daemon send one another takes nothing of it, but waits its turn behind what does.
     pub link_bytes_per_sec: Option<u64>,
+    /// How much of the daemon's time calls of one device may take while there are others, in percent: registrations and the like, 1 to 100.
+    pub control_percent: u8,
     /// Seed of keys and numbers that must not be guessable; taken from the system when `None`.
     pub seed: Option<u64>,
 }
@@ -62,6 +64,7 @@ impl DaemonConfig {
             paths: 1,
             isolation: Isolation::default(),
             link_bytes_per_sec: None,
+            control_percent: 50,
             seed: None,
         }
     }
@@ -158,7 +161,7 @@ impl Daemon {
         let control_dir = dir.clone();
         let control_datapath = datapath.clone();
         let control_thread = std::thread::Builder::new().name("vrdma-control".into()).spawn(move || {
-            control::run(&control_dir, control_datapath, ready, stopped);
+            control::run(&control_dir, config.control_percent, control_datapath, ready, stopped);
             // The receiver may be gone already; then nobody waits.
             let _ = ended_tx.send(());
         });

@@ -14,10 +14,28 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::datapath::clock;
 
-/// Nanoseconds of the daemon's time that a device gains per second for its calls, while there are others.
-const NS_PER_SEC: u64 = 500_000_000;
-/// And at once, after a pause: a program that starts makes everything that it needs.
-const BURST_NS: u64 = 100_000_000;
+/// What a device may use at once after a pause, in parts of what it gains per second: a program that starts makes everything that it needs.
+const BURST_PART: u64 = 5;
+
+/// What all devices of a daemon have in common.
+#[derive(Debug)]
+pub struct Everybody {
+    /// Connections, and VMMs.
+    connections: AtomicU64,
+    /// Nanoseconds of the daemon's time that a device gains per second for its calls, while there are others.
+    ns_per_sec: u64,
+}
+
+impl Everybody {
+    /// So much of the daemon's time for the calls of one device.
+    pub fn new(percent: u8) -> Everybody {
+        Everybody { connections: AtomicU64::new(0), ns_per_sec: u64::from(percent.clamp(1, 100)) * 10_000_000 }
+    }
+
+    fn burst_ns(&self) -> u64 {
+        self.ns_per_sec / BURST_PART
+    }
+}
 
 /// The budget of one device.
 pub struct Budget {
@@ -25,18 +43,18 @@ pub struct Budget {
     time: Mutex<TokenBucket>,
     /// Connections of this device, and of all.
     connections: AtomicU64,
-    everybody: Arc<AtomicU64>,
+    everybody: Arc<Everybody>,
     calls: AtomicU64,
     waits: AtomicU64,
     busy_ns: AtomicU64,
 }
 
 impl Budget {
-    /// A full one, beside connections of others that are counted in `everybody`.
-    pub fn new(everybody: Arc<AtomicU64>) -> Budget {
+    /// A full one, beside connections of others.
+    pub fn new(everybody: Arc<Everybody>) -> Budget {
         Budget {
             turn: Semaphore::new(1),
-            time: Mutex::new(TokenBucket::new(NS_PER_SEC, BURST_NS, clock())),
+            time: Mutex::new(TokenBucket::new(everybody.ns_per_sec, everybody.burst_ns(), clock())),
             connections: AtomicU64::new(0),
             everybody,
             calls: AtomicU64::new(0),
@@ -47,19 +65,18 @@ impl Budget {
 
     /// One more connection; returns how many there were.
     pub fn connected(&self) -> u64 {
-        self.everybody.fetch_add(1, Ordering::Relaxed);
+        self.everybody.connections.fetch_add(1, Ordering::Relaxed);
         self.connections.fetch_add(1, Ordering::Relaxed)
     }
 
     /// One less.
     pub fn disconnected(&self) {
-        self.everybody.fetch_sub(1, Ordering::Relaxed);
+        self.everybody.connections.fetch_sub(1, Ordering::Relaxed);
         self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Waits until a call may be carried out. None else of this device is until the turn is dropped.
     pub async fn turn(&self) -> Turn<'_> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
         let mut waited = false;
         let permit = match self.turn.try_acquire() {
             Ok(permit) => permit,
@@ -72,15 +89,19 @@ impl Budget {
             waited = true;
             tokio::time::sleep(wait).await;
         }
-        if waited {
-            self.waits.fetch_add(1, Ordering::Relaxed);
-        }
+        self.count_call(waited);
         Turn { budget: self, _permit: permit }
     }
 
+    /// A call is carried out; it has waited for that, or not.
+    pub fn count_call(&self, waited: bool) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.waits.fetch_add(u64::from(waited), Ordering::Relaxed);
+    }
+
     /// How long a call has to wait for the budget at this moment, if at all.
-    fn wait(&self, now: Instant) -> Option<Duration> {
-        if self.everybody.load(Ordering::Relaxed) == self.connections.load(Ordering::Relaxed) {
+    pub fn wait(&self, now: Instant) -> Option<Duration> {
+        if self.is_alone() {
             return None;
         }
         let mut time = self.time();
@@ -88,14 +109,20 @@ impl Budget {
         (!time.is_open()).then(|| time.opens_at().saturating_since(now))
     }
 
-    /// Something for this device took so long.
+    /// Something for this device took so long. While there are no others it takes nothing of theirs, and nothing is owed for it later.
     pub fn charge(&self, took: Duration) {
         let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        let mut time = self.time();
-        time.fill(clock());
-        // Debts are bounded: a call that was held up, be it by others, does not shut the device out for long.
-        time.take(ns.min(BURST_NS));
         self.busy_ns.fetch_add(ns, Ordering::Relaxed);
+        if !self.is_alone() {
+            let mut time = self.time();
+            time.fill(clock());
+            // A call that was held up, be it by others, does not shut the device out for long.
+            time.take(ns.min(self.everybody.burst_ns()));
+        }
+    }
+
+    fn is_alone(&self) -> bool {
+        self.everybody.connections.load(Ordering::Relaxed) == self.connections.load(Ordering::Relaxed)
     }
 
     fn time(&self) -> MutexGuard<'_, TokenBucket> {
@@ -134,7 +161,7 @@ mod tests {
     use super::*;
 
     fn pair() -> (Rc<Budget>, Rc<Budget>) {
-        let everybody = Arc::new(AtomicU64::new(0));
+        let everybody = Arc::new(Everybody::new(50));
         (Rc::new(Budget::new(everybody.clone())), Rc::new(Budget::new(everybody)))
     }
 
@@ -177,19 +204,20 @@ mod tests {
     fn who_has_used_up_the_budget_waits_while_there_are_others() {
         let (churner, other) = pair();
         churner.connected();
-        for _ in 0..10 {
-            churner.charge(Duration::from_millis(50));
-        }
-        let later = clock();
-        assert_eq!(churner.wait(later), None, "nobody else is there");
+        let charge = || (0..10).for_each(|_| churner.charge(Duration::from_millis(50)));
+        charge();
+        assert_eq!(churner.wait(clock()), None, "nobody else is there");
         other.connected();
+        assert_eq!(churner.wait(clock()), None, "nobody else was there");
+        charge();
+        let later = clock();
         let wait = churner.wait(later).expect("400 ms are owed");
         assert!(wait > Duration::from_millis(600) && wait <= Duration::from_millis(801), "{wait:?}");
         assert_eq!(other.wait(later), None, "the other owes nothing");
         assert_eq!(churner.wait(later + Duration::from_millis(802)), None, "it comes back");
         other.disconnected();
         assert_eq!(churner.wait(later), None);
-        assert_eq!(churner.counters()[2], ("control_us", 500_000));
+        assert_eq!(churner.counters()[2], ("control_us", 1_000_000));
     }
 
     #[test]

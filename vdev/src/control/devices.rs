@@ -11,7 +11,6 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use roce::Gid;
 use tokio::sync::watch;
 
 use super::access::{bind_with, remove_stale};
-use super::budget::Budget;
+use super::budget::{Budget, Everybody};
 use super::links::{PortView, judge};
 use super::seqpacket::{self, MAX_SOCKET_PATH};
 use super::session::{self, Sessions};
@@ -51,7 +50,7 @@ pub struct Device {
     /// Connections.
     pub sessions: Sessions,
     /// What its clients' calls may take.
-    pub budget: Budget,
+    pub budget: Arc<Budget>,
     /// True once the device is removed: sessions end.
     removed: watch::Sender<bool>,
     /// Of a device for a virtual machine.
@@ -122,7 +121,7 @@ pub struct Devices {
     changing: tokio::sync::Mutex<bool>,
     table: Mutex<BTreeMap<String, Arc<Device>>>,
     /// Connections of clients to all of them.
-    connections: Arc<AtomicU64>,
+    everybody: Arc<Everybody>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -149,13 +148,13 @@ impl Device {
 
 impl Devices {
     /// No devices yet.
-    pub fn new(dir: &Path, datapath: DatapathHandle) -> Devices {
+    pub fn new(dir: &Path, everybody: Everybody, datapath: DatapathHandle) -> Devices {
         Devices {
             dir: dir.to_owned(),
             datapath,
             changing: tokio::sync::Mutex::new(false),
             table: Mutex::default(),
-            connections: Arc::default(),
+            everybody: Arc::new(everybody),
         }
     }
 
@@ -258,13 +257,14 @@ impl Devices {
                 return Err(error);
             }
         };
+        let budget = Arc::new(Budget::new(self.everybody.clone()));
         let served = seqpacket::listen(fd.as_fd()).and_then(|()| match &spec.vm {
             // Watched only once it listens: before that the kernel calls it hung up, for good.
             None => watch_input(fd).map(|listener| (Some(listener), None)),
             Some(vm) => {
                 let mac = vm.mac.unwrap_or_else(|| mac_of(guid));
-                let (name, ips, datapath) = (name.clone(), spec.ips.clone(), self.datapath.clone());
-                let init = pci::ServerInit { name, listener: fd, device: id, ips, mac, datapath };
+                let (name, ips, datapath, budget) = (name.clone(), spec.ips.clone(), self.datapath.clone(), budget.clone());
+                let init = pci::ServerInit { name, listener: fd, device: id, ips, mac, datapath, budget };
                 pci::Server::start(init).map(|server| (None, Some(Vm { mac, server })))
             }
         });
@@ -286,7 +286,7 @@ impl Devices {
             create_us: u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX),
             port: Mutex::new(view),
             sessions: Sessions::default(),
-            budget: Budget::new(self.connections.clone()),
+            budget,
             removed: watch::Sender::new(false),
             vm,
         });

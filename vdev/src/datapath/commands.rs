@@ -74,12 +74,7 @@ impl DatapathHandle {
         &self,
         call: impl FnOnce(&mut Datapath) -> R + Send + 'static,
     ) -> Result<(R, Duration), Gone> {
-        self.call(move |datapath| {
-            let begun = clock();
-            let answer = call(datapath);
-            (answer, clock().saturating_since(begun))
-        })
-        .await
+        self.call(move |datapath| timed(datapath, call)).await
     }
 
     /// The process whose memory the datapath is reaching right now. If it has been for long, that is what it waits for.
@@ -97,6 +92,17 @@ impl DatapathHandle {
         answered.blocking_recv().map_err(|_| Gone)
     }
 
+    /// As [`Self::call_blocking`], and how long it took on the datapath thread.
+    ///
+    /// # Errors
+    /// [`Gone`].
+    pub fn timed_blocking<R: Send + 'static>(
+        &self,
+        call: impl FnOnce(&mut Datapath) -> R + Send + 'static,
+    ) -> Result<(R, Duration), Gone> {
+        self.call_blocking(move |datapath| timed(datapath, call))
+    }
+
     /// Resolves when the datapath has ended, for whatever reason.
     pub async fn ended(&self) {
         let (alive, ended) = oneshot::channel::<()>();
@@ -109,6 +115,12 @@ impl DatapathHandle {
     pub fn stop(&self) {
         self.post(|datapath| datapath.stopping = true);
     }
+}
+
+fn timed<R>(datapath: &mut Datapath, call: impl FnOnce(&mut Datapath) -> R) -> (R, Duration) {
+    let begun = clock();
+    let answer = call(datapath);
+    (answer, clock().saturating_since(begun))
 }
 
 /// Holds a client in the datapath; dropping it ends the client. It travels in the answer to the call that made the client, so

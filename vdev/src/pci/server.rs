@@ -25,7 +25,7 @@ use super::message::{
     Header, Refused, Request, error_reply, irq_flags, parse, refused, region_body, reply, version_body, words,
 };
 use super::transport::{Connection, Ended, Message, Woken, wait};
-use crate::control::seqpacket;
+use crate::control::{Budget, seqpacket};
 use crate::datapath::{DatapathHandle, GuestId};
 
 /// Regions: six BARs, ROM, configuration space, VGA.
@@ -53,6 +53,8 @@ pub struct ServerInit {
     pub mac: [u8; 6],
     /// The way to the datapath.
     pub datapath: DatapathHandle,
+    /// What the guest's commands are charged to.
+    pub budget: Arc<Budget>,
 }
 
 /// What others may know of a running server.
@@ -133,13 +135,12 @@ impl Drop for Server {
 }
 
 fn run(init: ServerInit, shared: &Shared, stop: &EventFd, interrupts: Arc<Interrupts>) {
-    let ServerInit { name, listener, device, ips, mac, datapath } = init;
-    let Ok(function) = Function::new(FunctionInit { device, ips, mac, datapath, interrupts: interrupts.clone() }) else {
-        return;
-    };
+    let ServerInit { name, listener, device, ips, mac, datapath, budget } = init;
+    let init = FunctionInit { device, ips, mac, datapath, interrupts: interrupts.clone(), budget: budget.clone() };
+    let Ok(function) = Function::new(init) else { return };
     shared.live.set((function.guest(), function.memory.cache().clone())).expect("set once");
     let identity = Identity { id: PCI_ID, class: PCI_CLASS, subsystem: SUBSYSTEM, bar0: BAR0 };
-    let mut device = Device { function, config: ConfigSpace::new(identity), interrupts, negotiated: false };
+    let mut device = Device { function, config: ConfigSpace::new(identity), interrupts, negotiated: false, pause: None };
     while wait(listener.as_fd(), PollFlags::POLLIN, stop, PollTimeout::NONE).is_ok() {
         let socket = match seqpacket::accept(listener.as_fd()) {
             Ok(socket) => socket,
@@ -152,7 +153,9 @@ fn run(init: ServerInit, shared: &Shared, stop: &EventFd, interrupts: Arc<Interr
         };
         shared.connected.store(true, Ordering::Relaxed);
         tracing::info!(device = name, "a VMM has connected");
+        budget.connected();
         let ended = device.serve(&Connection::new(socket, stop));
+        budget.disconnected();
         device.disconnect();
         shared.connected.store(false, Ordering::Relaxed);
         tracing::info!(device = name, reason = %ended, "the VMM has gone");
@@ -168,6 +171,8 @@ struct Device {
     config: ConfigSpace,
     interrupts: Arc<Interrupts>,
     negotiated: bool,
+    /// Until the next of the guest's commands is executed.
+    pause: Option<Duration>,
 }
 
 /// What a request is answered with.
@@ -192,10 +197,13 @@ impl Device {
 
     fn serve_one(&mut self, connection: &Connection<'_>) -> Result<(), Ended> {
         loop {
-            match connection.wait_for_input(self.function.pinning.as_fd(), self.housekeeping())? {
+            let pause =
+                self.pause.map(|pause| PollTimeout::try_from(pause + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX));
+            // No time-out is -1.
+            let timeout = [Some(self.housekeeping()), pause].into_iter().flatten().min_by_key(|&time| i32::from(time) as u32);
+            match connection.wait_for_input(self.function.pinning.as_fd(), timeout.unwrap_or(PollTimeout::NONE))? {
                 Woken::Message => break,
-                Woken::Other => self.function.work(),
-                Woken::Timeout => {}
+                Woken::Other | Woken::Timeout => self.pause = self.function.work(),
             }
         }
         let Message { header, body, fds } = connection.receive()?;
@@ -215,7 +223,7 @@ impl Device {
             return Err(Ended::Io(io::Error::new(io::ErrorKind::InvalidData, "the first message was no valid VERSION")));
         }
         // After the reply, so that the guest's processor goes on meanwhile.
-        self.function.work();
+        self.pause = self.function.work();
         Ok(())
     }
 
@@ -239,6 +247,7 @@ impl Device {
         self.function.disconnect();
         self.config.reset();
         self.negotiated = false;
+        self.pause = None;
     }
 
     fn handle(&mut self, header: &Header, request: Request<'_>, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, Refused> {

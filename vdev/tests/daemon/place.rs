@@ -39,8 +39,15 @@ pub struct Place {
 
 impl Place {
     pub fn new() -> Place {
+        Place::with(|_| {})
+    }
+
+    /// A daemon with other settings than the usual ones.
+    pub fn with(change: impl FnOnce(&mut DaemonConfig)) -> Place {
         let folder = Folder::new();
-        let daemon = Daemon::start(DaemonConfig::new(folder.path())).unwrap();
+        let mut config = DaemonConfig::new(folder.path());
+        change(&mut config);
+        let daemon = Daemon::start(config).unwrap();
         Place { daemon: Some(daemon), folder }
     }
 

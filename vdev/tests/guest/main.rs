@@ -1,6 +1,7 @@
 //! Devices of virtual machines, without one: a mock driver plays the guest, over the vfio-user client that Cloud Hypervisor uses,
 //! with a memfd as the guest's memory.
 
+mod budget;
 mod driver;
 mod edges;
 mod fast;

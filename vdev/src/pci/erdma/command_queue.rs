@@ -95,6 +95,11 @@ impl CommandQueue {
         self.sq_pi = value as u16;
     }
 
+    /// Whether there may be a next command.
+    pub fn has_pending(&self) -> bool {
+        self.sq_pi != self.sq_ci
+    }
+
     /// The next command.
     ///
     /// # Errors

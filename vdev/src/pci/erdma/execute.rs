@@ -5,6 +5,9 @@
 //! rounds. Memory of an object is given
 //! back only once the datapath has let go of it, as the guest may use it for something else when its command completes.
 
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
 use pvdma::{Gpa, GpaRange, Protection};
 use rnic::QpState;
 use roce::Mtu;
@@ -15,7 +18,7 @@ use super::function::Function;
 use super::layout::{
     CONTEXT_PAGES, Context, EQE, FLAGS, LOCAL_DMA_LKEY, LOG_AHS, LOG_CQE, LOG_GIDS, LOG_MR_SIZE, LOG_RECV_WR, QBLOCK,
 };
-use crate::datapath::{Datapath, NewFastRegion, NewRegion, QueueRuns};
+use crate::datapath::{Datapath, NewFastRegion, NewRegion, QueueRuns, clock};
 use crate::pci::memory::{Pins, Run};
 
 /// Contiguous parts of registered memory per device: each costs the daemon some 50 bytes, and a guest can name a part again
@@ -41,16 +44,30 @@ pub(super) struct LargeRegistration {
 type Response = [u64; 2];
 const DONE: Response = [0; 2];
 
+/// Processor time of this thread.
+fn thread_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
 impl Function {
-    /// Executes the commands that wait, and completes large registrations that have been pinned.
-    pub fn work(&mut self) {
+    /// Executes the commands that wait, and completes large registrations that have been pinned. Returns how long the next command has
+    /// to wait, if the device has used up its part of the daemon's time.
+    pub fn work(&mut self) -> Option<Duration> {
         self.take_up_large();
         while self.large.len() < MAX_LARGE {
-            let Some(commands) = &mut self.commands else { return };
+            let commands = self.commands.as_mut().filter(|commands| commands.has_pending())?;
+            if let Some(wait) = self.init.budget.wait(clock()) {
+                self.is_held = true;
+                return Some(wait);
+            }
+            self.init.budget.count_call(std::mem::take(&mut self.is_held));
+            let begun = thread_time();
             let fetched = match commands.fetch(&self.memory) {
-                Ok(Some(fetched)) => fetched,
-                Ok(None) => return,
-                Err(broken) => return self.stop_commands(&broken),
+                Ok(fetched) => fetched?,
+                Err(broken) => {
+                    self.stop_commands(&broken);
+                    return None;
+                }
             };
             match parse(fetched.module, fetched.opcode, &fetched.bytes) {
                 Ok(Command::RegMr(reg)) if reg.bytes() > AT_ONCE => {
@@ -62,7 +79,9 @@ impl Function {
                     self.complete(&fetched, outcome);
                 }
             }
+            self.init.budget.charge(thread_time().saturating_sub(begun));
         }
+        None
     }
 
     fn complete(&mut self, fetched: &Fetched, outcome: Result<Response, Failed>) {
@@ -98,7 +117,9 @@ impl Function {
 
     /// Asks the datapath and waits for its answer.
     fn ask<R: Send + 'static>(&self, call: impl FnOnce(&mut Datapath) -> R + Send + 'static) -> Result<R, Failed> {
-        self.init.datapath.call_blocking(call).map_err(failed)
+        let (answer, took) = self.init.datapath.timed_blocking(call).map_err(failed)?;
+        self.init.budget.charge(took);
+        Ok(answer)
     }
 
     fn execute(&mut self, command: Command) -> Result<Response, Failed> {

@@ -16,6 +16,7 @@ use roce::{Gid, Mtu};
 use super::command_queue::{CommandQueue, Rings};
 use super::execute::LargeRegistration;
 use super::layout::{BAR0, CONTEXTS, DoorbellPage, EQE, EVENT_QUEUES, LOG_GIDS, PAGE, control, doorbell_page, reg};
+use crate::control::Budget;
 use crate::datapath::{DatapathHandle, GuestId};
 use crate::pci::Interrupts;
 use crate::pci::memory::{GuestMemory, Pins};
@@ -33,6 +34,8 @@ pub struct FunctionInit {
     pub datapath: DatapathHandle,
     /// Its interrupts.
     pub interrupts: Arc<Interrupts>,
+    /// What its commands are charged to.
+    pub budget: Arc<Budget>,
 }
 
 /// The function.
@@ -65,6 +68,8 @@ pub struct Function {
     /// What the guest's network device carries.
     pub(super) mtu: Mtu,
     may_dma: bool,
+    /// The next command waits for the budget.
+    pub(super) is_held: bool,
 }
 
 /// What the driver assumes before the first change: an Ethernet MTU of 1500.
@@ -100,6 +105,7 @@ impl Function {
             contexts: [false; CONTEXTS as usize],
             mtu: FIRST_MTU,
             may_dma: false,
+            is_held: false,
         })
     }
 
