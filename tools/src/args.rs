@@ -262,8 +262,16 @@ pub enum ClassChoice {
 #[derive(Debug, clap::Args)]
 pub struct RunOptions {
     /// Device that the program gets; repeat for several
-    #[arg(long = "dev", value_name = "NAME", required = true)]
+    #[arg(long = "dev", value_name = "NAME", required_unless_present = "shape")]
     pub devices: Vec<String>,
+    /// Shape what the program sends through the system's own devices, hardware or soft-RoCE: never more than `rate` bits per second,
+    /// `burst` bytes at once after a pause [default: 1 ms, at least 64 KiB], long WRITEs and READs in pieces of `piece` bytes
+    /// [default: 65536]; only `device`, if there is one
+    #[arg(long, value_name = "rate=RATE[,burst=BYTES][,piece=BYTES][,device=NAME]", value_parser = parse_shape)]
+    pub shape: Option<Shape>,
+    /// Say at the end how much was shaped: a line of JSON on standard error
+    #[arg(long, requires = "shape")]
+    pub stats: bool,
     /// Show the devices in /sys/class/infiniband and /dev/infiniband too, in a mount namespace of the program's own (root)
     #[arg(long)]
     pub view: bool,
@@ -271,6 +279,10 @@ pub struct RunOptions {
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
 }
+
+/// What the preload library is told about shaping.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape(pub String);
 
 /// `vrdma cdi …`.
 #[derive(Debug, Subcommand)]
@@ -585,6 +597,34 @@ fn parse_rate(text: &str) -> Result<u64, String> {
     // Above, not every integer has a number of its own.
     let value = value.filter(|&value| value < 9e15).map(|value| value as u64);
     value.ok_or_else(|| "a number such as 1000000, 500M or 2.5G, below 9000T".to_owned())
+}
+
+/// The members of `--shape`, as the preload library reads them: plain numbers.
+fn parse_shape(text: &str) -> Result<Shape, String> {
+    let mut members = Vec::new();
+    for member in text.split(',') {
+        let (name, value) = member.split_once('=').ok_or_else(|| format!("`{member}` is not NAME=VALUE"))?;
+        if members.iter().any(|(known, _)| *known == name) {
+            return Err(format!("{name} is there twice"));
+        }
+        let number = |least: u64, most: u64| {
+            let number = parse_rate(value).map_err(|error| format!("{name} is {error}"))?;
+            let fits = (least..=most).contains(&number);
+            if fits { Ok(number.to_string()) } else { Err(format!("{name} is {least} to {most}, not {number}")) }
+        };
+        let value = match name {
+            "rate" => number(1_000_000, 1_000_000_000_000)?,
+            "burst" => number(1, 1 << 32)?,
+            "piece" => number(4096, 1 << 30)?,
+            "device" if !value.is_empty() => value.to_owned(),
+            _ => return Err(format!("`{member}` is none of rate=RATE, burst=BYTES, piece=BYTES, device=NAME")),
+        };
+        members.push((name, value));
+    }
+    if !members.iter().any(|(name, _)| *name == "rate") {
+        return Err("rate=RATE is missing, in bits per second, such as rate=2.5G".to_owned());
+    }
+    Ok(Shape(members.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",")))
 }
 
 /// The rate of a link.

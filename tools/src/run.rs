@@ -1,4 +1,4 @@
-//! `vrdma run`: replaces this process by a program whose verbs calls go to our devices.
+//! `vrdma run`: replaces this process by a program whose verbs calls go to our devices, or are shaped on their way to others.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;
@@ -8,12 +8,15 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use crate::args::RunOptions;
+use crate::args::{RunOptions, Shape};
 use crate::library;
 use crate::place::Place;
 
 /// Where the preload library finds the device sockets.
 pub const SOCKET_VARIABLE: &str = "VRDMA_SOCKET";
+
+/// How the preload library shapes devices that are not ours.
+const SHAPE_VARIABLE: &str = "VRDMA_SHAPE";
 
 /// Does not return when the program starts.
 pub fn carry_out(place: &Place, options: RunOptions) -> Result<()> {
@@ -35,6 +38,9 @@ pub fn carry_out(place: &Place, options: RunOptions) -> Result<()> {
     let mut command = Command::new(program);
     command.args(&options.program[1..]);
     equip(&mut command, &sockets)?;
+    if let Some(Shape(members)) = options.shape {
+        command.env(SHAPE_VARIABLE, if options.stats { members + ",stats" } else { members });
+    }
     let error = command.exec();
     let program = program.to_string_lossy();
     Err(match error.kind() {

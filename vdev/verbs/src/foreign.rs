@@ -121,12 +121,17 @@ macro_rules! verbs {
                     if $own {
                         return $body;
                     }
-                    static REAL: crate::foreign::Real = crate::foreign::Real::new(
+                    const NAME: &core::ffi::CStr =
                         match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                             Ok(name) => name,
                             Err(_) => panic!("a name without a zero byte"),
-                        });
-                    match REAL.get().filter(|_| !$object.is_null()) {
+                        };
+                    static REAL: crate::foreign::Real = crate::foreign::Real::new(NAME);
+                    #[cfg(not(versioned))]
+                    let real = crate::shape::instead(NAME).or_else(|| REAL.get());
+                    #[cfg(versioned)]
+                    let real = REAL.get();
+                    match real.filter(|_| !$object.is_null()) {
                         Some(real) => {
                             let real: unsafe extern "C" fn($object_type $(, $type)*) -> $result = core::mem::transmute(real);
                             real($object $(, $arg)*)

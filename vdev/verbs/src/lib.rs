@@ -1,7 +1,8 @@
 //! `libvrdma_verbs.so`: the verbs library that programs are given by preloading.
 //!
 //! It defines every public libibverbs function that takes a verbs object. Objects of our devices are served here, over the
-//! daemon's socket and the rings that it shares; objects of other devices go on to the real library (`foreign`), if there is one.
+//! daemon's socket and the rings that it shares; objects of other devices go on to the real library (`foreign`), if there is one, and
+//! there through `shape`, if that is asked for.
 //! It links against no RDMA library and takes nothing from one.
 //!
 //! The same sources also make the drop-in for `libibverbs.so.1` and `librdmacm.so.1` (`dropin/`): built with `cfg(versioned)`,
@@ -40,6 +41,8 @@ mod post;
 mod qp;
 mod qp_ex;
 mod query;
+#[cfg(not(versioned))]
+mod shape;
 mod shared_ranges;
 mod srq;
 mod staging;

@@ -39,7 +39,8 @@ struct Collected {
 }
 
 impl Batch {
-    fn clear(&mut self) {
+    /// Nothing is collected.
+    pub fn clear(&mut self) {
         self.requests.clear();
         self.buffers.clear();
         self.bytes.clear();
@@ -83,7 +84,7 @@ impl Batch {
     }
 
     /// The requests as a chain, which lives as long as the batch is left alone.
-    fn chain(&mut self) -> Result<*mut ibv_send_wr, Errno> {
+    pub fn chain(&mut self) -> Result<*mut ibv_send_wr, Errno> {
         if let Some(mistake) = self.mistake {
             return Err(mistake);
         }
@@ -198,10 +199,53 @@ pub fn extend(qp_base: ibv_qp) -> ibv_qp_ex {
 /// The batch of a queue pair.
 ///
 /// # Safety
-/// The queue pair is live and ours, and this thread has started a batch.
+/// The queue pair is live and ours, or [`collect_in`] was told of it, and this thread has started a batch.
 unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> &'a mut Batch {
     // SAFETY: per contract.
-    unsafe { Qp::of(qp.cast()).batch().get() }
+    unsafe {
+        #[cfg(not(versioned))]
+        if !own_object(qp)
+            && let Some(batch) = crate::shape::batch(qp)
+        {
+            return batch.get();
+        }
+        Qp::of(qp.cast()).batch().get()
+    }
+}
+
+/// Lets a queue pair of a foreign device collect requests as ours do; three functions are its own.
+///
+/// # Safety
+/// A live extended queue pair that nobody posts to yet. Its struct may be of an older version, and functions may be missing.
+#[cfg(not(versioned))]
+pub unsafe fn collect_in(
+    qp: *mut ibv_qp_ex,
+    wr_start: unsafe extern "C" fn(*mut ibv_qp_ex),
+    wr_complete: unsafe extern "C" fn(*mut ibv_qp_ex) -> c_int,
+    wr_abort: unsafe extern "C" fn(*mut ibv_qp_ex),
+) {
+    // SAFETY: per contract; all versions have these fields.
+    unsafe {
+        (*qp).wr_atomic_cmp_swp = wr_atomic_cmp_swp;
+        (*qp).wr_atomic_fetch_add = wr_atomic_fetch_add;
+        (*qp).wr_bind_mw = wr_bind_mw;
+        (*qp).wr_local_inv = wr_local_inv;
+        (*qp).wr_rdma_read = wr_rdma_read;
+        (*qp).wr_rdma_write = wr_rdma_write;
+        (*qp).wr_rdma_write_imm = wr_rdma_write_imm;
+        (*qp).wr_send = wr_send;
+        (*qp).wr_send_imm = wr_send_imm;
+        (*qp).wr_send_inv = wr_send_inv;
+        (*qp).wr_set_ud_addr = wr_set_ud_addr;
+        (*qp).wr_set_xrc_srqn = wr_set_xrc_srqn;
+        (*qp).wr_set_inline_data = wr_set_inline_data;
+        (*qp).wr_set_inline_data_list = wr_set_inline_data_list;
+        (*qp).wr_set_sge = wr_set_sge;
+        (*qp).wr_set_sge_list = wr_set_sge_list;
+        (*qp).wr_start = wr_start;
+        (*qp).wr_complete = wr_complete;
+        (*qp).wr_abort = wr_abort;
+    }
 }
 
 /// # Safety

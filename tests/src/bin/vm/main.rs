@@ -5,6 +5,7 @@
 
 mod erdma;
 mod interop;
+mod shape;
 mod side_by_side;
 
 use clap::{Parser, Subcommand};
@@ -29,6 +30,8 @@ enum Run {
     Interop(interop::Options),
     /// vrdma and Linux soft-RoCE in the same guest, as ratios; keeps side-by-side.md.
     SideBySide(side_by_side::Options),
+    /// `vrdma run --shape` on soft-RoCE: rates kept, latency beside bulk; keeps shape.md.
+    Shape(shape::Options),
     /// Guests with the mainline erdma driver on devices of vrdma; keeps erdma.md.
     Erdma {
         /// Only rows that hold one of these words; the kept table stays as it is.
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     match arguments.run {
         Run::Interop(options) => interop::run(&image, &options),
         Run::SideBySide(options) => side_by_side::run(&image, &options),
+        Run::Shape(options) => shape::run(&image, &options),
         Run::Erdma { parts } => erdma::run(&image, &parts),
     }
 }

@@ -19,7 +19,7 @@ const NAME: &str = "side-by-side.md";
 
 /// What both ends of the wire are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     /// A daemon in each namespace.
     Vrdma,
     /// A device of soft-RoCE in each.
@@ -100,7 +100,7 @@ pub fn run(image: &Image, options: &Options) -> ExitCode {
 }
 
 /// Two namespaces, each with one end of a wire and one device on it; what was there before goes.
-fn lay_wire(guest: &Guest, kind: Kind) {
+pub fn lay_wire(guest: &Guest, kind: Kind) {
     let device = match kind {
         Kind::Vrdma => {
             "export VRDMA_DIR=/run/vrdma$end

@@ -36,8 +36,12 @@ pub mod wr {
     pub const SEND_WITH_INV: u32 = 9;
 }
 
-/// `enum ibv_send_flags`: fence, signaled, solicited, inline.
+/// `enum ibv_send_flags`.
 pub mod send_flags {
+    #[cfg(not(versioned))]
+    pub const FENCE: u32 = 1;
+    #[cfg(not(versioned))]
+    pub const SIGNALED: u32 = 2;
     pub const INLINE: u32 = 8;
     pub const KNOWN: u32 = 15;
 }
