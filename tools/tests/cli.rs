@@ -40,6 +40,10 @@ fn wrong_command_lines_exit_with_2() {
         &["dev", "add", "a", "--ip", "203.0.113.1", "--mode", "999"],
         &["run", "--", "true"],
         &["run", "--dev", "a"],
+        &["run", "--shape", "piece=64k", "--", "true"],
+        &["run", "--shape", "rate=1G,rate=2G", "--", "true"],
+        &["run", "--shape", "rate=0", "--", "true"],
+        &["run", "--dev", "a", "--stats", "--", "true"],
         &["bench", "pin", "--guest-gib", "1,0"],
         &["bench", "isolation", "--link-rate", "10"],
         &["daemon", "--isolation", "some"],
@@ -209,6 +213,9 @@ fn run_gives_the_program_its_environment_and_its_exit_code() {
     assert_eq!(lines[0], sockets);
     assert!(lines[1].ends_with("libvrdma_verbs.so"), "{printed}");
     assert_eq!(vrdma.run(&["run", "--dev", "a", "--", "sh", "-c", "exit 7"]).code, 7);
+    // Devices that are not ours need no daemon.
+    let shaped = ["run", "--shape", "rate=2.5G,piece=8k,device=rxe0", "--stats", "--", "sh", "-c", "echo $VRDMA_SHAPE"];
+    assert_eq!(Vrdma::new().succeed(&shaped), "rate=2500000000,piece=8000,device=rxe0,stats\n");
     vrdma.fail(&["run", "--dev", "c", "--", "true"], &["no device c", "a, b"]);
     vrdma.fail(&["run", "--dev", "a", "--", "/no/such/program"], &["/no/such/program"]);
 }

@@ -185,7 +185,9 @@ impl Shaper {
             let started = std::thread::Builder::new().name("vrdma-shape".to_owned()).spawn(|| self.sleep_and_hand_on());
             libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
             if let Err(error) = started {
-                complain(format_args!("no thread for what is to be sent later: {error}; it goes when the program polls or posts"));
+                complain(format_args!(
+                    "no thread for what is to be sent later: {error}; it goes when the program polls or posts"
+                ));
             }
         }
     }
@@ -206,7 +208,12 @@ impl Shaper {
     ///
     /// # Safety
     /// A live queue pair, and a valid chain.
-    unsafe fn post(&'static self, qp: *mut ibv_qp, first: *mut ibv_send_wr, together: bool) -> Result<(), (*mut ibv_send_wr, c_int)> {
+    unsafe fn post(
+        &'static self,
+        qp: *mut ibv_qp,
+        first: *mut ibv_send_wr,
+        together: bool,
+    ) -> Result<(), (*mut ibv_send_wr, c_int)> {
         let mut engine = lock(&self.engine);
         let mut next = first;
         if together {
@@ -307,7 +314,9 @@ fn shaper() -> Option<&'static Shaper> {
 extern "C" fn report() {
     let Some(engine) = shaper().and_then(|shaper| shaper.engine.try_lock().ok()) else { return };
     let engine::Counts { requests, bytes, pieces, delayed } = engine.counts;
-    eprintln!("{{\"shaped\":{{\"requests\":{requests},\"pieces\":{pieces},\"bytes\":{bytes},\"delayed_requests\":{delayed}}}}}");
+    eprintln!(
+        "{{\"shaped\":{{\"requests\":{requests},\"pieces\":{pieces},\"bytes\":{bytes},\"delayed_requests\":{delayed}}}}}"
+    );
 }
 
 /// In the place of the device's `post_send`.

@@ -1,4 +1,4 @@
-//! The long runs with virtual machines: `tests/vm/run interop`, `tests/vm/run side-by-side`, `tests/vm/run erdma`.
+//! The long runs with virtual machines: `tests/vm/run interop`, `side-by-side`, `shape`, `erdma`.
 //!
 //! Each prints a table and keeps it in a file beside `tests/vm/run`. The exit status is 0 if every row passed, 1 if one did not,
 //! and 77 after `SKIP` and a reason if something that they need is absent.

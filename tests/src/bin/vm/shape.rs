@@ -19,22 +19,22 @@ const TRIES: u32 = 10;
 /// Name of the kept table.
 const NAME: &str = "shape.md";
 /// How far from the rate asked for a bandwidth test may be.
-const TOLERANCE: f64 = 0.05;
+const TOLERANCE: f64 = 0.08;
 
-/// Rates asked for, in Mbit/s, and what is run. The guest reaches some 400 Mbit/s.
+/// Rates asked for, in Mbit/s, and what is run. The guest reaches some 100 Mbit/s on a busy host, and 400 on an idle one.
 const CAPPED: &[(u32, &str)] = &[
+    (20, "ib_write_bw -s 1048576 -n 15 -t 16"),
     (40, "ib_write_bw -s 1048576 -n 30 -t 16"),
-    (80, "ib_write_bw -s 1048576 -n 60 -t 16"),
-    (80, "ib_write_bw -s 65536 -n 800"),
-    (80, "ib_read_bw -s 1048576 -n 60 -t 16"),
-    (80, "ib_send_bw -s 65536 -n 800 -e"),
-    (80, "ib_write_bw -s 8192 -n 6000 -q 4"),
+    (40, "ib_write_bw -s 65536 -n 400"),
+    (40, "ib_read_bw -s 1048576 -n 30 -t 16"),
+    (40, "ib_send_bw -s 65536 -n 400 -e"),
+    (40, "ib_write_bw -s 16384 -n 400 -q 4"),
 ];
 /// Beside the latency test.
 const BULK: &str = "ib_write_bw -s 1048576 -D 12 -t 16 -p 18600";
 const LATENCY: &str = "ib_write_lat -s 8 -n 500";
 /// Mbit/s of the bulk beside the latency test.
-const BESIDE: u32 = 80;
+const BESIDE: u32 = 40;
 /// Programs that check what arrives.
 const CHECKED: &[&str] = &["ibv_rc_pingpong -g 1 -c -s 1000000 -n 10", "ibv_rc_pingpong -g 1 -c -e -N -s 300000 -n 10"];
 
@@ -85,8 +85,10 @@ pub fn run(image: &Image, options: &Options) -> ExitCode {
     }
     text.push_str("\n| what arrives is checked | |\n|---|---|\n");
     for words in CHECKED {
-        let ended = guest.run(&pair(words, Some(BESIDE), ""), LIMIT);
-        let is_intact = ended.output.contains("iters in") && !ended.output.contains("invalid data");
+        let ended = guest.run(&pair(words, Some(BESIDE), "").replace(" -- ", " --stats -- "), LIMIT);
+        let is_shaped = ended.output.contains("{\"shaped\":{\"requests\":10,\"");
+        let is_intact =
+            ended.status.success() && is_shaped && ended.output.contains("iters in") && !ended.output.contains("invalid data");
         passed &= is_intact;
         let verdict = if is_intact { "passed" } else { "FAILED" };
         let _ = writeln!(text, "| `{words}` | {verdict} |");
@@ -102,7 +104,7 @@ pub fn run(image: &Image, options: &Options) -> ExitCode {
 
 /// The words that shape a program.
 fn shaped(shape: Option<u32>) -> String {
-    shape.map_or_else(String::new, |rate| format!("/mnt/bin/vrdma run --shape rate={rate}M --stats -- "))
+    shape.map_or_else(String::new, |rate| format!("/mnt/bin/vrdma run --shape rate={rate}M -- "))
 }
 
 /// A script that runs a program on both ends, the client shaped.

@@ -213,7 +213,16 @@ impl Queue {
         if self.made.signals_all {
             wr.send_flags |= send_flags::SIGNALED;
         }
-        self.requests.push_back(Request { wr, buffers: buffers.to_vec(), inline, bytes, posted: 0, piece, further, told: false });
+        self.requests.push_back(Request {
+            wr,
+            buffers: buffers.to_vec(),
+            inline,
+            bytes,
+            posted: 0,
+            piece,
+            further,
+            told: false,
+        });
         Ok(())
     }
 

@@ -207,7 +207,8 @@ unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_i
     unsafe {
         let mask = (*attr).comp_mask;
         let is_extended = mask & qp_init::SEND_OPS_FLAGS != 0;
-        if is_extended && (*attr).send_ops_flags & !KNOWN_OPERATIONS != 0 || (*attr).qp_type == QPT_XRC_SEND && is_extended {
+        let is_unknown = (*attr).send_ops_flags & !KNOWN_OPERATIONS != 0 || (*attr).qp_type == QPT_XRC_SEND;
+        if is_extended && is_unknown {
             return create(context, attr);
         }
         let mut older = mem::zeroed::<ibv_qp_init_attr>();
@@ -254,7 +255,11 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
         let is_ready = (*qp).qp_base.state >= READY;
         batch.get().chain().and_then(|first| {
             let refused = |(_, code)| crate::connection::Errno(code);
-            if is_ready { shaper.post(qp.cast(), first, true).map_err(refused) } else { Err(crate::connection::Errno(libc::EINVAL)) }
+            if is_ready {
+                shaper.post(qp.cast(), first, true).map_err(refused)
+            } else {
+                Err(crate::connection::Errno(libc::EINVAL))
+            }
         })
     };
     batch.give_back();
