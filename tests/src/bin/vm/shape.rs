@@ -30,6 +30,8 @@ const CAPPED: &[(u32, &str)] = &[
     (40, "ib_send_bw -s 65536 -n 400 -e"),
     (40, "ib_write_bw -s 16384 -n 400 -q 4"),
 ];
+/// What a guest without hardware virtualisation misses while it pauses, for tens of milliseconds, it may send afterwards.
+const BURST: &str = "256k";
 /// Beside the latency test.
 const BULK: &str = "ib_write_bw -s 1048576 -D 12 -t 16 -p 18600";
 const LATENCY: &str = "ib_write_lat -s 8 -n 500";
@@ -104,7 +106,7 @@ pub fn run(image: &Image, options: &Options) -> ExitCode {
 
 /// The words that shape a program.
 fn shaped(shape: Option<u32>) -> String {
-    shape.map_or_else(String::new, |rate| format!("/mnt/bin/vrdma run --shape rate={rate}M -- "))
+    shape.map_or_else(String::new, |rate| format!("/mnt/bin/vrdma run --shape rate={rate}M,burst={BURST} -- "))
 }
 
 /// A script that runs a program on both ends, the client shaped.
