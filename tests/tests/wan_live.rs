@@ -274,7 +274,7 @@ fn a_link_that_dies_loses_nothing_and_its_traffic_moves() {
     let samples = watch.end();
     let before = samples[0].sent["ny"];
     // More than probes and acknowledgements.
-    let moved_s = samples.iter().find(|sample| sample.sent["ny"] > before + 200_000).map(|sample| of_day(sample.at));
+    let moved_s = samples.iter().find(|sample| sample.sent["ny"] > before + 100_000).map(|sample| of_day(sample.at));
     let moved_s = moved_s.expect("hk relays what went over fl");
     figure_cct("a link is cut", took_s, &transfer);
     println!("{:60} {:>21.0} ms", "from the cut to its detection", (detected_s - cut_s) * 1e3);

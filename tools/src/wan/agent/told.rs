@@ -76,7 +76,10 @@ pub fn talk(socket: PathBuf, site: &str, address: SocketAddr, shared: &Shared, i
         match answer {
             Ok(answer) => {
                 (joined, heard, warned) = (true, asked, false);
-                follow(answer, shared, inputs)?;
+                // What waits for these orders to be followed need not wait longer.
+                if follow(answer, shared, inputs)? {
+                    continue;
+                }
             }
             // It has not heard of us, or for too long.
             Err(ApiError::Refused { status: 409, .. }) if joined => {
@@ -128,8 +131,8 @@ fn report(common: &Common) -> Value {
     json!({ "epoch": common.epoch, "sent": sent, "silent": common.silent, "refused": refused })
 }
 
-/// Passes orders on, and waits until they are followed.
-fn follow(answer: Value, shared: &Shared, inputs: &Sender<Input>) -> Result<()> {
+/// Passes orders on, if they are new, and waits until they are followed.
+fn follow(answer: Value, shared: &Shared, inputs: &Sender<Input>) -> Result<bool> {
     let orders: AgentOrders = serde_json::from_value(answer).context("the controller gave orders of an unknown kind")?;
     let epoch = orders.epoch;
     {
@@ -138,7 +141,7 @@ fn follow(answer: Value, shared: &Shared, inputs: &Sender<Input>) -> Result<()> 
         common.agents.extend(orders.agents);
         common.neighbours = orders.neighbours;
     }
-    let Some(groups) = orders.groups else { return Ok(()) };
+    let Some(groups) = orders.groups else { return Ok(false) };
     let tasks = groups.into_iter().map(|group| Task {
         group: (group.coflow, group.group),
         parts: group.parts,
@@ -149,7 +152,7 @@ fn follow(answer: Value, shared: &Shared, inputs: &Sender<Input>) -> Result<()> 
     while lock(shared).epoch != epoch && sent.elapsed() < FOLLOW {
         sleep(Duration::from_millis(1));
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Probes the neighbours and answers their probes. A neighbour whose agent has never joined is silent too.
