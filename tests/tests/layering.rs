@@ -13,6 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("spray", &["roce"]),
     ("rnic", &["emtt", "isolation", "roce", "spray"]),
     ("fabric", &["rnic", "emtt", "isolation", "roce", "spray"]),
+    ("terra-client", &["terra"]),
     // The arbiter shapes what a program sends through devices that are not ours; the drop-in has none of those behind it.
     ("vdev-verbs", &["vdev-abi", "isolation", "roce"]),
     ("vdev-verbs-dropin", &["vdev-abi"]),
