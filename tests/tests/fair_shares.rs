@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tests::matrix::{free_port, wait_until_listening};
 use tests::{ControlClient, Daemon, DaemonOptions, NetnsPair, Program, Streams, missing_program, need_root, one_at_a_time};
 use vdev_abi::control::Request;
 
@@ -112,9 +113,24 @@ impl Rivals {
         })
     }
 
+    /// Both ends of connections whose receiver is never ready.
+    fn starve(&mut self) -> [Program; 2] {
+        let port = free_port().to_string();
+        let device = Self::DEVICES[1];
+        let mut passive = self.there.run(device, &[CLIENT, "starved", "--listen", &port]);
+        wait_until_listening(&mut passive, &port);
+        let mut active = self.here.run(device, &[CLIENT, "starved", "--connect", &format!("{}:{port}", Self::ADDRESSES[1][1])]);
+        active.wait_for_output("starving", LIMIT);
+        [passive, active]
+    }
+
     /// Bytes of the greedy tenant for each of the honest one, once the honest one has had enough; both want more all the time.
     fn ratio(&mut self, greedy: &[&str]) -> f64 {
         let _greedy = self.transfer(1, greedy);
+        self.ratio_to_running()
+    }
+
+    fn ratio_to_running(&mut self) -> f64 {
         let _honest = self.transfer(0, &["-s", "65536"]);
         let deadline = Instant::now() + LIMIT;
         let wait_for = |what: &dyn Fn([u64; 2]) -> bool| {
@@ -174,4 +190,20 @@ fn weights_are_kept_on_the_wire() {
     assert!(set.status.success(), "{}", set.output);
     let ratio = rivals.ratio(&["-s", "65536"]);
     assert!((0.5..2.0).contains(&ratio), "a claim changes nothing: {ratio}");
+}
+
+#[test]
+fn a_receiver_that_is_never_ready_takes_nothing_from_others() {
+    let _turn = one_at_a_time();
+    if cannot_be_done() {
+        return;
+    }
+    let mut rivals = Rivals::new();
+    let _starved = rivals.starve();
+    let refused = |rivals: &Rivals| rivals.here.device("greedy")["counters"]["rcvd_rnr_err"].as_u64().expect("a count");
+    let before = refused(&rivals);
+    let ratio = rivals.ratio_to_running();
+    let after = refused(&rivals);
+    assert!(after > before + 100, "it tries all the time: {before} and {after} refusals");
+    assert!(ratio < 1.5, "{ratio}");
 }

@@ -13,6 +13,7 @@ mod meet;
 mod ranges;
 mod refused;
 mod registration;
+mod starved;
 mod stream;
 
 use std::collections::HashMap;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         "data" => data::run(&words),
         "device-memory" => device_memory::run(&words),
         "events" => events::run(&words),
+        "starved" => starved::run(&words),
         "stream" => stream::run(&words),
         "lookup" => lookup::run(&words),
         "ranges" => ranges::run(),
