@@ -20,6 +20,7 @@ mod dma;
 mod error;
 mod event;
 mod ids;
+mod latency;
 pub mod limits;
 mod mad;
 mod multicast;

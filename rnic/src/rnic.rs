@@ -11,8 +11,10 @@ use crate::qp::access::total_length;
 use crate::qp::state::check_address;
 use crate::qp::{Path, Qp, RecvWqe, SendWqe, Wait};
 use crate::shared::{Scratch, Shared};
-use crate::work::{Completion, CqId, LocalBuffer, RecvRequest, SendOp, SendRequest};
+use crate::work::{Completion, CqId, DeviceId, LocalBuffer, RecvRequest, SendOp, SendRequest};
 use alloc::boxed::Box;
+use core::time::Duration;
+use isolation::Class;
 use roce::{Instant, Psn, Qpn};
 
 /// What a core is started with.
@@ -153,8 +155,12 @@ impl Rnic {
             flags: request.flags,
             srqn: request.srqn,
         };
+        let index = qp.sq.tail;
         qp.sq.push(wqe, request.buffers);
         qp.flow.classifier.note(wqe.length, qp.sq.len());
+        if qp.measured.is_none() && qp.flow.classifier.class() == Class::Latency {
+            qp.measured = self.shared.latencies.posted(now).map(|posted| (index, posted));
+        }
         match qp.state {
             QpState::Err | QpState::Sqe => qp.flush_sends(&mut self.shared),
             _ => qp.schedule(&mut self.shared),
@@ -253,6 +259,11 @@ impl Rnic {
                 return work;
             }
         }
+    }
+
+    /// How long one of many small messages of a device took, from its post to its completion: of those of the latency class, one in 16.
+    pub fn poll_latency(&mut self) -> Option<(DeviceId, Duration)> {
+        self.shared.latencies.poll()
     }
 
     /// The oldest completion. The caller writes it to its completion queue at once.

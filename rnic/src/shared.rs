@@ -8,6 +8,7 @@ use crate::device::{Device, Pd};
 use crate::dma::Piece;
 use crate::event::AsyncEvent;
 use crate::ids::IdTable;
+use crate::latency::Latencies;
 use crate::limits;
 use crate::mad::Mads;
 use crate::multicast::Groups;
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     pub completions: Completions,
     pub events: VecDeque<AsyncEvent>,
     pub schedule: Schedule,
+    pub latencies: Latencies,
     pub timers: Timers,
     pub drops: DropCounters,
     pub mads: Mads,
@@ -56,6 +58,7 @@ impl Shared {
             completions: Completions::default(),
             events: VecDeque::new(),
             schedule: Schedule::new(config.sharing),
+            latencies: Latencies::default(),
             timers: Timers::default(),
             drops: DropCounters::default(),
             mads: Mads::default(),

@@ -168,3 +168,35 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     core.destroy_device(Instant::ZERO, writer.device);
     assert!(matches!(core.set_shares(Instant::ZERO, writer.device, settings), Err(ControlError::NotFound(_))));
 }
+
+/// One message of many is measured, from the post to the completion; bulk transfers are not, and what fails has no latency.
+#[test]
+fn what_small_messages_take_is_measured() {
+    let (mut world, a, b) = World::pair(Setup::new(Route::Wire));
+    world.send(&a, 0, write(&b, 0), &[a.at(0, LONG)]);
+    world.run();
+    let mut times = Vec::new();
+    for n in 0..200 {
+        let posted = world.now;
+        world.send(&a, n, write(&b, 0), &[a.at(0, 8)]);
+        while world.sent(&a).last().is_none_or(|done| done.wr_id != n) {
+            world.run_for(Duration::from_nanos(500));
+        }
+        times.push(world.now.saturating_since(posted));
+    }
+    let nic = &mut world.nics[a.nic];
+    let measured: Vec<_> = std::iter::from_fn(|| nic.poll_latency()).collect();
+    assert!((10..=13).contains(&measured.len()), "{measured:?}");
+    let (least, most) = (times.iter().min().unwrap(), times.iter().max().unwrap());
+    for (device, took) in measured {
+        assert_eq!(device, a.device);
+        assert!(took <= *most && took * 4 >= *least, "{took:?}, and all took {least:?} to {most:?}");
+    }
+    for n in 0..32 {
+        world.send(&a, n, SendOp::Write { remote_addr: 0, rkey: bad_rkey(&b), imm: None }, &[a.at(0, 8)]);
+        world.run();
+        world.sent(&a);
+        world.reconnect(&a, &b);
+    }
+    assert_eq!(world.nics[a.nic].poll_latency(), None);
+}

@@ -120,6 +120,18 @@ pub struct Shares {
     pub class: Option<String>,
 }
 
+/// What small messages of a device took lately.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Latency {
+    /// Messages that were measured.
+    pub measured: u64,
+    /// Median in microseconds.
+    pub p50_us: f64,
+    /// 99th percentile in microseconds.
+    pub p99_us: f64,
+}
+
 /// A device, as far as tables show it. Absent members take their defaults: a daemon may be a little older or newer than us.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -140,6 +152,8 @@ pub struct Device {
     pub wire: Option<Value>,
     /// What it is promised.
     pub shares: Option<Shares>,
+    /// What its small messages took lately, if there were any.
+    pub latency: Option<Latency>,
     /// Programs that have the device open.
     pub clients: Vec<DeviceClient>,
     /// The virtual machine, if the device is one's.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
-use crate::api::{Client, Device, DeviceSettings, DeviceVm, Failure, Shares, SharesChange, VmMemory};
+use crate::api::{Client, Device, DeviceSettings, DeviceVm, Failure, Latency, Shares, SharesChange, VmMemory};
 use crate::args::{Bound, ClassChoice, DevCommand};
 use crate::output::{print, print_json, table};
 
@@ -175,6 +175,9 @@ fn show(device: &Device) -> String {
     line("wire", &wire(device));
     if let Some(promised) = &device.shares {
         line("shares", &shares(promised));
+    }
+    if let Some(Latency { measured, p50_us, p99_us }) = &device.latency {
+        line("latency", &format!("{p50_us:.1} µs, 99 %: {p99_us:.1} µs ({measured} small messages measured lately)"));
     }
     line("socket", &device.socket.display().to_string());
     line("made in", &format!("{:.0} µs", device.create_us));

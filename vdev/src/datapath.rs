@@ -45,6 +45,7 @@ mod crowd;
 mod failures;
 mod guests;
 mod handles;
+mod latencies;
 pub mod limits;
 mod ports;
 mod probe;
@@ -76,6 +77,7 @@ pub use failures::{Failure, What};
 pub use guests::GuestId;
 pub use guests::fast::NewFastRegion;
 pub use guests::objects::{NewRegion, QueueRuns};
+pub use latencies::Percentiles;
 pub use status::DeviceStatus;
 pub use xrc::{DomainFile, no_rings};
 
@@ -85,6 +87,7 @@ use commands::Commands;
 use crowd::Crowd;
 use failures::Failures;
 use guests::Guests;
+use latencies::Latencies;
 use ports::Ports;
 use probe::Probe;
 use rings::Scratch;
@@ -161,6 +164,8 @@ pub struct Datapath {
     failures: Failures,
     /// Only where Justitia's policy runs.
     probe: Option<Probe>,
+    /// What small messages took.
+    latencies: Latencies,
     /// Start of this round.
     now: Instant,
     stopping: bool,
@@ -231,6 +236,7 @@ impl Datapath {
             scratch: Scratch::new(),
             failures: Failures::default(),
             probe: matches!(config.sharing.policy, Policy::Justitia(_)).then(Probe::default),
+            latencies: Latencies::default(),
             now: clock(),
             stopping: false,
             alive: Vec::new(),

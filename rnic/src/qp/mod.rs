@@ -86,6 +86,8 @@ pub(crate) struct Qp {
     pub state: QpState,
     /// What the arbiter knows of it.
     pub flow: isolation::Flow,
+    /// The send request that is measured, by its count, and when it was posted.
+    pub measured: Option<(u32, Instant)>,
     /// Whether anything was received since RTR.
     pub established: bool,
     /// Whether it was told that a shared receive queue will not be taken from any more.
@@ -127,6 +129,7 @@ impl Qp {
             all_signaled: init.all_signaled,
             state: QpState::Reset,
             flow: isolation::Flow::new(tenant),
+            measured: None,
             established: false,
             told_last_wqe: false,
             wait: Wait::Nothing,
@@ -220,6 +223,14 @@ impl Qp {
     pub fn complete_send(&mut self, shared: &mut Shared, status: Status, vendor_err: u32) {
         let wqe = self.sq.get(self.sq.head);
         let failed = status != Status::Success;
+        if let Some((index, posted)) = self.measured
+            && index == self.sq.head
+        {
+            self.measured = None;
+            if !failed {
+                shared.latencies.completed(self.device, posted, shared.schedule.now);
+            }
+        }
         if !failed && !self.all_signaled && !wqe.flags.contains(SendFlags::SIGNALED) {
             self.sq.pop();
             return;
@@ -394,6 +405,7 @@ impl Qp {
         self.told_last_wqe = false;
         self.sq.clear();
         self.rq.clear();
+        self.measured = None;
         self.stop_timer();
         self.attr = no_attributes(self.attr.caps);
         self.path = Path::Unset;

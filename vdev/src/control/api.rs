@@ -21,7 +21,7 @@ use super::devices::{Device, DeviceError, Devices};
 use super::metrics;
 use super::shares::{Change, SharesView};
 use super::spec::DeviceSpec;
-use crate::datapath::{ClientId, Datapath, DeviceStatus, Failure, What};
+use crate::datapath::{ClientId, Datapath, DeviceStatus, Failure, Percentiles, What};
 
 /// How long a question may take.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -116,6 +116,9 @@ pub struct DeviceView {
     pub state: &'static str,
     wire: WireView,
     shares: SharesView,
+    /// Of small messages, lately.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency: Option<LatencyView>,
     /// Connections.
     pub clients: Vec<ClientView>,
     /// Of a device for a virtual machine.
@@ -127,6 +130,22 @@ pub struct DeviceView {
     /// How long the change took that this answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     change_us: Option<u64>,
+}
+
+/// What small messages took, as answered.
+#[derive(Serialize)]
+pub struct LatencyView {
+    measured: u64,
+    /// Half took at most so long.
+    pub p50_us: f64,
+    /// 99 of 100 took at most so long.
+    pub p99_us: f64,
+}
+
+impl From<Percentiles> for LatencyView {
+    fn from(Percentiles { measured, p50_us, p99_us }: Percentiles) -> Self {
+        LatencyView { measured, p50_us, p99_us }
+    }
 }
 
 #[derive(Serialize)]
@@ -235,7 +254,7 @@ async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceV
     let statuses = ask(devices, move |datapath| datapath.statuses(&asked)).await?;
     let guests = guests(devices, &shown).await?;
     let mut views = Vec::with_capacity(shown.len());
-    for (((device, sessions), DeviceStatus { counters, shares, clients }), vm) in
+    for (((device, sessions), DeviceStatus { counters, shares, latency, clients }), vm) in
         shown.into_iter().zip(sessions).zip(statuses).zip(guests)
     {
         let port = device.port();
@@ -254,6 +273,7 @@ async fn views(devices: &Devices, shown: Vec<Arc<Device>>) -> Result<Vec<DeviceV
             state: if port.is_up { "ACTIVE" } else { "DOWN" },
             wire: WireView { interface: port.interface, reason: port.reason },
             shares: SharesView::from(&shares),
+            latency: latency.map(LatencyView::from),
             clients: clients.collect(),
             vm,
             counters: counters.into_iter().chain(device.budget.counters()).collect(),

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::api::{ClientView, DeviceView, MemoryView};
+use super::api::{ClientView, DeviceView, LatencyView, MemoryView};
 
 /// Everything that can be counted.
 pub fn text(devices: &[DeviceView], drops: &[(&'static str, u64)]) -> String {
@@ -37,6 +37,19 @@ pub fn text(devices: &[DeviceView], drops: &[(&'static str, u64)]) -> String {
     memory("vm_mapped_bytes", "Memory of the virtual machine that its VMM has given", |memory| memory.mapped_bytes);
     memory("vm_pinned_bytes", "Of that, pinned", |memory| memory.pinned_bytes);
     memory("vm_registered_bytes", "Of that, needed by regions and queues", |memory| memory.registered_bytes);
+    let quantiles = [("0.5", (|of| of.p50_us) as fn(&LatencyView) -> f64), ("0.99", |of| of.p99_us)];
+    let measured: Vec<_> = devices.iter().filter_map(|device| Some((&device.name, device.latency.as_ref()?))).collect();
+    if !measured.is_empty() {
+        let name = "vrdma_message_latency_seconds";
+        let _ =
+            writeln!(out, "# HELP {name} What small messages took in the last half a minute or minute\n# TYPE {name} gauge");
+        for (device, latency) in measured {
+            for (quantile, us) in quantiles {
+                let seconds = us(latency) / 1e6;
+                let _ = writeln!(out, "{name}{{device=\"{device}\",quantile=\"{quantile}\"}} {seconds}");
+            }
+        }
+    }
     for (name, values) in counters {
         family(&mut out, &format!("{name}_total"), "counter", &format!("Counter {name} of the device"), &values);
     }

@@ -76,6 +76,9 @@ impl Datapath {
             }
             self.write_completion(cq, &completion, timestamp_ns);
         }
+        while let Some((device, took)) = self.rnic.poll_latency() {
+            self.latencies.note(self.now, device, took);
+        }
         while let Some((client, cq)) = self.touched.pop() {
             self.notify(client, cq);
         }

@@ -237,6 +237,7 @@ impl Datapath {
         self.connections.remove(device);
         self.rnic.destroy_device(self.now, device);
         self.failures.forget(device);
+        self.latencies.forget(device);
         let ips: Vec<IpAddr> =
             self.ports.entries.iter().flatten().filter(|entry| entry.device == device).map(|e| e.ip).collect();
         (ended, ips.into_iter().filter_map(|ip| self.close_port(ip)).collect())

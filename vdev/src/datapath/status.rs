@@ -7,6 +7,7 @@ use rnic::{ControlError, DeviceId};
 
 use super::Datapath;
 use super::clients::{ClientId, ObjectCounts};
+use super::latencies::Percentiles;
 
 /// A device at one moment.
 pub struct DeviceStatus {
@@ -14,6 +15,8 @@ pub struct DeviceStatus {
     pub counters: BTreeMap<&'static str, u64>,
     /// What it is promised against the others.
     pub shares: Settings,
+    /// What its small messages took lately.
+    pub latency: Option<Percentiles>,
     /// Objects of the clients asked about, and how many of their regions are memory of devices, by driver; `None` for one that has
     /// ended.
     pub clients: Vec<Option<(ObjectCounts, BTreeMap<String, usize>)>>,
@@ -44,6 +47,7 @@ impl Datapath {
             .map(|(device, clients)| DeviceStatus {
                 counters: self.counters(*device),
                 shares: self.rnic.shares(*device).copied().unwrap_or_default(),
+                latency: self.latencies.of(self.now, *device),
                 clients: clients
                     .iter()
                     .map(|&client| Some((self.client_counts(client)?, self.windows.regions_of(client))))

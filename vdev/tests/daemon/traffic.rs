@@ -106,6 +106,11 @@ fn a_receive_posted_before_the_send_is_always_found() {
     }
     assert_eq!(place.device("a")["counters"]["rcvd_rnr_err"], 0);
     assert_eq!(place.device("b")["counters"]["send_rnr_err"], 0);
+    let latency = place.device("a")["latency"].clone();
+    let of = |name: &str| latency[name].as_f64().unwrap_or_else(|| panic!("{latency}"));
+    assert!(of("measured") >= 100.0 && of("p50_us") > 0.0 && of("p99_us") >= of("p50_us"), "{latency}");
+    assert!(place.http("GET", "/metrics", "").1.contains("vrdma_message_latency_seconds{device=\"a\",quantile=\"0.99\"}"));
+    assert_eq!(place.device("b").get("latency"), None, "it has sent nothing");
 }
 
 #[test]
