@@ -31,12 +31,18 @@ const CAPPED: &[(u32, &str)] = &[
     (40, "ib_write_bw -s 16384 -n 400 -q 4"),
 ];
 /// What a guest without hardware virtualisation misses while it pauses, for tens of milliseconds, it may send afterwards.
-const BURST: &str = "256k";
+const BURST: &str = "burst=256k";
+/// Rate in Mbit/s, and other members.
+type Shape = Option<(u32, &'static str)>;
 /// Beside the latency test.
 const BULK: &str = "ib_write_bw -s 1048576 -D 12 -t 16 -p 18600";
 const LATENCY: &str = "ib_write_lat -s 8 -n 500";
-/// Mbit/s of the bulk beside the latency test.
-const BESIDE: u32 = 40;
+/// How bulk and latency test are shaped beside each other: what is under way at once waits before the small messages.
+const BESIDE_RATE: u32 = 40;
+const BESIDE_MORE: &str = "burst=16k,piece=8k";
+const BESIDE: Shape = Some((BESIDE_RATE, BESIDE_MORE));
+/// Their wire is the bottleneck then, with a queue as behind a card: Mbit/s.
+const WIRE: u32 = 50;
 /// Programs that check what arrives.
 const CHECKED: &[&str] = &["ibv_rc_pingpong -g 1 -c -s 1000000 -n 10", "ibv_rc_pingpong -g 1 -c -e -N -s 300000 -n 10"];
 
@@ -65,20 +71,24 @@ pub fn run(image: &Image, options: &Options) -> ExitCode {
     text.push_str("| program | rate asked for, Mbit/s | seen, Mbit/s | unshaped | |\n|---|---|---|---|---|\n");
     let mut passed = true;
     for &(rate, words) in CAPPED {
-        let measure = |shape: Option<u32>| median((0..options.rounds).map(|_| take(&guest, words, shape, 2)).collect());
-        let (seen, without) = (measure(Some(rate)) * 8.0, measure(None) * 8.0);
+        let measure = |shape: Shape| median((0..options.rounds).map(|_| take(&guest, words, shape, 2)).collect());
+        let (seen, without) = (measure(Some((rate, BURST))) * 8.0, measure(None) * 8.0);
         let is_near = (seen / f64::from(rate) - 1.0).abs() <= TOLERANCE;
         passed &= is_near;
         let verdict = if is_near { "passed" } else { "FAILED" };
         let _ = writeln!(text, "| `{words}` | {rate} | {seen:.1} | {without:.1} | {verdict} |");
         println!("{words} at {rate}: {seen:.1}, unshaped {without:.1}: {verdict}");
     }
+    guest.succeed(&format!(
+        "modprobe sch_tbf && ip netns exec n2 tc qdisc add dev wire root tbf rate {WIRE}mbit burst 32k latency 500ms"
+    ));
+    let _ = writeln!(text, "\nOn a wire of {WIRE} Mbit/s, beside `{BULK}`; shaped with rate={}M,{}:", BESIDE_RATE, BESIDE_MORE);
     text.push_str("\n| latency test (`ib_write_lat -s 8`) | median, µs | 99th percentile, µs |\n|---|---|---|\n");
     for (name, shape, beside) in [
         ("alone", None, false),
-        ("alone, shaped", Some(BESIDE), false),
+        ("alone, shaped", BESIDE, false),
         ("beside bulk, neither shaped", None, true),
-        ("beside bulk, both shaped", Some(BESIDE), true),
+        ("beside bulk, both shaped", BESIDE, true),
     ] {
         let rounds: Vec<[f64; 2]> = (0..options.rounds).map(|_| latency(&guest, shape, beside)).collect();
         let [middle, tail] = [0, 1].map(|n| median(rounds.iter().map(|round| round[n]).collect()));
@@ -87,7 +97,7 @@ pub fn run(image: &Image, options: &Options) -> ExitCode {
     }
     text.push_str("\n| what arrives is checked | |\n|---|---|\n");
     for words in CHECKED {
-        let ended = guest.run(&pair(words, Some(BESIDE), "").replace(" -- ", " --stats -- "), LIMIT);
+        let ended = guest.run(&pair(words, BESIDE, "").replace(" -- ", " --stats -- "), LIMIT);
         let is_shaped = ended.output.contains("{\"shaped\":{\"requests\":10,\"");
         let is_intact =
             ended.status.success() && is_shaped && ended.output.contains("iters in") && !ended.output.contains("invalid data");
@@ -105,12 +115,12 @@ pub fn run(image: &Image, options: &Options) -> ExitCode {
 }
 
 /// The words that shape a program.
-fn shaped(shape: Option<u32>) -> String {
-    shape.map_or_else(String::new, |rate| format!("/mnt/bin/vrdma run --shape rate={rate}M,burst={BURST} -- "))
+fn shaped(shape: Shape) -> String {
+    shape.map_or_else(String::new, |(rate, more)| format!("/mnt/bin/vrdma run --shape rate={rate}M,{more} -- "))
 }
 
 /// A script that runs a program on both ends, the client shaped.
-fn pair(words: &str, shape: Option<u32>, more: &str) -> String {
+fn pair(words: &str, shape: Shape, more: &str) -> String {
     let shaped = shaped(shape);
     format!(
         "ip netns exec n1 {words} {more} -d rxe1 >/tmp/server 2>&1 &
@@ -127,7 +137,7 @@ fn pair(words: &str, shape: Option<u32>, more: &str) -> String {
 }
 
 /// A column of the last line of perftest's report, counted from its end, as MB/s or µs.
-fn take(guest: &Guest, words: &str, shape: Option<u32>, column: usize) -> f64 {
+fn take(guest: &Guest, words: &str, shape: Shape, column: usize) -> f64 {
     for _ in 0..TRIES {
         let report = guest.run(&pair(words, shape, "-m 4096 -x 1"), LIMIT).output;
         if report.contains(BAD_CLOCK) {
@@ -141,7 +151,7 @@ fn take(guest: &Guest, words: &str, shape: Option<u32>, column: usize) -> f64 {
 }
 
 /// Median and 99th percentile in µs.
-fn latency(guest: &Guest, shape: Option<u32>, beside: bool) -> [f64; 2] {
+fn latency(guest: &Guest, shape: Shape, beside: bool) -> [f64; 2] {
     let around = |client: &str| {
         if !beside {
             return client.to_owned();
