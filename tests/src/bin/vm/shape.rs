@@ -19,7 +19,7 @@ const TRIES: u32 = 10;
 /// Name of the kept table.
 const NAME: &str = "shape.md";
 /// How far from the rate asked for a bandwidth test may be.
-const TOLERANCE: f64 = 0.08;
+const TOLERANCE: f64 = 0.05;
 
 /// Rates asked for, in Mbit/s, and what is run. The guest reaches some 100 Mbit/s on a busy host, and 400 on an idle one.
 const CAPPED: &[(u32, &str)] = &[
